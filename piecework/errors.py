@@ -1,0 +1,53 @@
+"""The errors that Piecework raises. Each names the field, the value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class PieceworkError(Exception):
+    """Base of every error that Piecework raises on purpose."""
+
+
+class ConfigError(PieceworkError, ValueError):
+    """A setting that cannot be used. `field`, `value` and `allowed` say which and why."""
+
+    def __init__(self, field: str, value: Any, allowed: str) -> None:
+        self.field = field
+        self.value = value
+        self.allowed = allowed
+        super().__init__(f"{field}={value!r} is not allowed: {allowed}")
+
+
+class RequestError(PieceworkError, ValueError):
+    """A request that the client has to change. The server answers it with a 4xx status.
+
+    `param` is the request's field, `code` a short machine-readable reason in the style of the
+    OpenAI API (`invalid_value`, `context_length_exceeded`, ...).
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str = "invalid_value") -> None:
+        self.param = param
+        self.code = code
+        super().__init__(message)
+
+
+class QueueFullError(PieceworkError):
+    """The waiting queue is at its limit; the client may come back after `retry_after` seconds."""
+
+    def __init__(self, limit: int, retry_after: int = 1) -> None:
+        self.limit = limit
+        self.retry_after = retry_after
+        super().__init__(f"{limit} requests wait already, which is the limit (max_queue); retry later")
+
+
+class ModelError(PieceworkError):
+    """A model that cannot be found, read or loaded; the message names the file or tensor."""
+
+
+class EngineDeadError(PieceworkError):
+    """The engine stopped and answers no more requests; `cause` is the reason."""
+
+    def __init__(self, cause: str) -> None:
+        self.cause = cause
+        super().__init__(f"the engine is dead: {cause}")
