@@ -101,7 +101,7 @@ class EngineConfig:
         return build(cls, dict(values))
 
     @classmethod
-    def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = {}) -> EngineConfig:  # noqa: B006
+    def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = {}) -> EngineConfig:
         """Read a YAML file, flat or in sections (`cache: {page_size: 16}`); `overrides` win."""
         return build(cls, {**read_file(cls, path), **overrides})
 

@@ -1,4 +1,4 @@
-"""How a request wants its tokens chosen."""
+"""How a request wants its tokens chosen, and what is reported of the choice."""
 
 from __future__ import annotations
 
@@ -90,6 +90,15 @@ class SamplingParams:
             if name not in known:
                 raise _refuse(name, changes[name], "not a sampling field; known: " + ", ".join(known))
         return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log probability of one token, and of the most likely tokens at its place (best first)."""
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
 
 
 def _refuse(param: str, value: Any, allowed: str) -> RequestError:

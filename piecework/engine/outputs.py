@@ -4,14 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """Log probability of one token, and of the most likely tokens at its place (best first)."""
-
-    token_id: int
-    logprob: float
-    top: tuple[tuple[int, float], ...] = ()
+from piecework.sampling import TokenLogprob
 
 
 @dataclass(frozen=True)
