@@ -7,19 +7,32 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any, TypeGuard, TypeVar, get_type_hints
 
 from piecework.errors import ConfigError
+from piecework.units import parse_size
+
+T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
-def setting(default: Any, help: str, *, flags: tuple[str, ...] = (), choices: tuple[str, ...] = ()) -> Any:
-    """Declare one field: its default, its help, other names of its flag and its allowed values."""
-    return field(default=default, metadata={"help": help, "flags": flags, "choices": choices})
+def setting(
+    default: Any,
+    help: str,
+    *,
+    flags: tuple[str, ...] = (),
+    choices: tuple[str, ...] = (),
+    size: bool = False,
+) -> Any:
+    """Declare one field: its default, its help, other names of its flag and its allowed values.
+
+    A `size` counts bytes and may be written as text, `512M` or `1GiB`.
+    """
+    return field(default=default, metadata={"help": help, "flags": flags, "choices": choices, "size": size})
 
 
 @dataclass(frozen=True)
@@ -50,7 +63,7 @@ class CacheConfig:
 
     page_size: int = setting(16, "tokens in one page of the KV cache", flags=("--block-size",))
     kv_cache_memory: int | None = setting(
-        None, "bytes for the KV cache (default on CPU: min(1 GiB, a quarter of free memory))"
+        None, "bytes for the KV cache (default on CPU: min(1 GiB, a quarter of free memory))", size=True
     )
     num_pages: int | None = setting(
         None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
@@ -102,8 +115,11 @@ class EngineConfig:
 
     @classmethod
     def from_file(cls, path: str | os.PathLike[str], overrides: Mapping[str, Any] = {}) -> EngineConfig:
-        """Read a YAML file, flat or in sections (`cache: {page_size: 16}`); `overrides` win."""
-        return build(cls, {**read_file(cls, path), **overrides})
+        """Read a YAML file, flat or in sections (`cache: {page_size: 16}`); `overrides` win.
+
+        The file may hold settings of the server too; they are checked and left to it.
+        """
+        return build(cls, {**select(cls, read_file(path)), **overrides})
 
 
 @dataclass(frozen=True)
@@ -113,8 +129,32 @@ class ServerConfig:
     host: str = setting("127.0.0.1", "address to listen on")
     port: int = setting(8000, "port to listen on; 0 takes a free one")
     api_key: str | None = setting(None, "clients must send it as a bearer token (env: PIECEWORK_API_KEY)")
-    max_body_bytes: int = setting(8 * 2**20, "largest request body")
+    max_body_bytes: int = setting(8 * 2**20, "largest request body", size=True)
     drain_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM")
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """All that a configuration file may hold; each command takes its own part."""
+
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def select(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Keep those of `values` that are leaves of `cls`."""
+    known = leaves(cls)
+    return {name: value for name, value in values.items() if name in known}
+
+
+def _is_section(kind: Any) -> TypeGuard[type]:
+    return isinstance(kind, type) and is_dataclass(kind)
 
 
 def leaves(cls: type) -> dict[str, tuple[Field[Any], Any]]:
@@ -123,50 +163,84 @@ def leaves(cls: type) -> dict[str, tuple[Field[Any], Any]]:
     found: dict[str, tuple[Field[Any], Any]] = {}
     for f in fields(cls):
         kind = hints[f.name]
-        found.update(leaves(kind) if is_dataclass(kind) else {f.name: (f, kind)})  # type: ignore[arg-type]
+        found.update(leaves(kind) if _is_section(kind) else {f.name: (f, kind)})
     return found
 
 
-def build(cls: type, values: dict[str, Any]) -> Any:
+def build(cls: type[T], values: Mapping[str, Any]) -> T:
     """Make a config tree of `cls` from leaf names. `None` in `values` for a non-optional leaf: default."""
     known = leaves(cls)
     for name, value in values.items():
         if name not in known:
             raise ConfigError(name, value, "not a setting; known: " + ", ".join(sorted(known)))
-    return _build(cls, values)
+    return _build(cls, {name: _read_size(known[name][0], value) for name, value in values.items()})
 
 
-def _build(cls: type, values: Mapping[str, Any]) -> Any:
+def _read_size(leaf: Field[Any], value: Any) -> Any:
+    if not (leaf.metadata.get("size") and isinstance(value, str)):
+        return value
+    try:
+        return parse_size(value)
+    except ValueError as error:
+        raise ConfigError(leaf.name, value, str(error)) from error
+
+
+def _build(cls: type[T], values: Mapping[str, Any]) -> T:
     hints = get_type_hints(cls)
-    chosen = {}
-    for f in fields(cls):
+    chosen: dict[str, Any] = {}
+    for f in fields(cls):  # type: ignore[arg-type]
         kind = hints[f.name]
-        if is_dataclass(kind):
-            chosen[f.name] = _build(kind, values)  # type: ignore[arg-type]
+        if _is_section(kind):
+            chosen[f.name] = _build(kind, values)
         elif f.name in values and not (values[f.name] is None and f.default is not None):
             chosen[f.name] = values[f.name]
     return cls(**chosen)
 
 
-def read_file(cls: type, path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a YAML configuration file into leaf names and values."""
+def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a YAML file into leaf names and values of `Settings`.
+
+    Settings stand at the top (`page_size: 16`) or in their section (`cache: {page_size: 16}`), with `-`
+    or `_` in their names. Raises ConfigError for a name that is unknown, in a wrong section, or given twice.
+    """
     import yaml
 
     try:
-        loaded = yaml.safe_load(Path(path).read_text()) or {}
-    except (OSError, yaml.YAMLError) as error:
+        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError("config", str(path), f"a readable YAML file ({error})") from error
-    if not isinstance(loaded, dict):
+    if not isinstance(loaded, dict | None):
         raise ConfigError("config", str(path), "a YAML file with a mapping at the top")
-    sections = {f.name for f in fields(cls) if f.default is MISSING}
+    return _flatten(loaded or {}, Settings)
+
+
+def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:
+    known = leaves(cls)
+    sections = _sections(cls)
     flat: dict[str, Any] = {}
     for name, value in loaded.items():
         key = str(name).replace("-", "_")
         if key in sections and isinstance(value, dict):
-            flat.update({str(k).replace("-", "_"): v for k, v in value.items()})
+            found = _flatten(value, sections[key])
+        elif key in known:
+            found = {key: value}
         else:
-            flat[key] = value
+            names = ", ".join(sorted({*known, *sections}))
+            raise ConfigError(str(name), value, f"not a setting of {cls.__name__}; known: {names}")
+        for leaf in found:
+            if leaf in flat:
+                raise ConfigError(leaf, found[leaf], f"it stands twice in the file; first as {flat[leaf]!r}")
+        flat.update(found)
     return flat
+
+
+def _sections(cls: type) -> dict[str, type]:
+    found: dict[str, type] = {}
+    for f in fields(cls):
+        kind = get_type_hints(cls)[f.name]
+        if _is_section(kind):
+            found.update({f.name: kind, **_sections(kind)})
+    return found
 
 
 def check(config: Any) -> None:
@@ -181,9 +255,15 @@ def check(config: Any) -> None:
         choices = f.metadata.get("choices")
         if choices and value not in choices:
             raise ConfigError(f.name, value, "one of " + ", ".join(choices))
-        counted = isinstance(value, int) and not isinstance(value, bool)
-        if counted and value < 1 and f.name not in ("seed", "port"):
-            raise ConfigError(f.name, value, "a positive integer")
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            _check_range(f.name, value)
+
+
+def _check_range(name: str, value: float) -> None:
+    if name == "port" and not 0 <= value < 2**16:
+        raise ConfigError(name, value, "a port number from 0 to 65535")
+    if name not in ("seed", "port") and (value < 0 or (value == 0 and isinstance(value, int))):
+        raise ConfigError(name, value, "a positive number")
 
 
 def _check_type(name: str, value: Any, kind: Any) -> None:
