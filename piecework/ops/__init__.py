@@ -1,0 +1,20 @@
+"""The named ops that models are built from. Importing this package registers them with torch."""
+
+from piecework.ops import activation, attention, linear, moe, norm, rotary
+from piecework.ops import cpu as cpu
+from piecework.ops.registry import Implementation, Op, UnsupportedOpError, define, get, names
+
+__all__ = [
+    "Implementation",
+    "Op",
+    "UnsupportedOpError",
+    "activation",
+    "attention",
+    "define",
+    "get",
+    "linear",
+    "moe",
+    "names",
+    "norm",
+    "rotary",
+]
