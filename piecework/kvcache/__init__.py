@@ -1,0 +1,15 @@
+"""KV cache: pages, and who has them."""
+
+from piecework.kvcache.paged import LayerShape, PagedKVCache, page_bytes, pages_for, slots_of
+from piecework.kvcache.pool import DUMMY_PAGE, PageError, PagePool
+
+__all__ = [
+    "DUMMY_PAGE",
+    "LayerShape",
+    "PageError",
+    "PagePool",
+    "PagedKVCache",
+    "page_bytes",
+    "pages_for",
+    "slots_of",
+]

@@ -1,0 +1,43 @@
+"""The CPU: the default device."""
+
+from __future__ import annotations
+
+import torch
+
+from piecework.devices.base import Device
+from piecework.devices.memory import available_host_memory
+
+GIB = 2**30
+
+
+class CpuDevice(Device):
+    """All cores of this machine, through torch."""
+
+    name = "cpu"
+    torch_device = torch.device("cpu")
+    op_order = ("cpu", "reference")
+
+    def default_dtype(self) -> torch.dtype:
+        """bfloat16 where the CPU multiplies it in hardware, else float32, which is then much faster."""
+        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if fast else torch.float32
+
+    def supports_dtype(self, dtype: torch.dtype) -> bool:
+        """Any float type runs; 16-bit ones are emulated where the CPU lacks them."""
+        return dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+    def free_memory(self) -> int:
+        """Return the host memory that is left."""
+        return available_host_memory()
+
+    def default_kv_cache_memory(self) -> int:
+        """Return min(1 GiB, a quarter of free memory): other programs live here too."""
+        return min(GIB, self.free_memory() // 4)
+
+    def synchronize(self) -> None:
+        """Return at once: calls on the CPU are done when they return."""
+
+    def set_threads(self, threads: int | None) -> None:
+        """Set torch's intra-op threads, which are a setting of the process."""
+        if threads is not None:
+            torch.set_num_threads(threads)

@@ -1,0 +1,67 @@
+"""The paged KV cache: its tensors, and the index arithmetic from positions to slots."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from piecework.devices import Device
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """What one attention layer keeps per token."""
+
+    num_kv_heads: int
+    head_dim: int
+
+    def page_bytes(self, page_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one page of this layer, keys and values."""
+        return 2 * self.num_kv_heads * self.head_dim * page_size * dtype.itemsize
+
+
+class PagedKVCache:
+    """Keys and values of all layers on one device, in pages.
+
+    `keys[layer]` and `values[layer]` are [num_pages, kv_heads, page_size, head_dim]. Pages are the
+    outermost dimension, so that a cache with more pages has the same strides, and each head's page is
+    one contiguous block. All memory is zero at first: a masked NaN would still poison a softmax.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[LayerShape],
+        num_pages: int,
+        page_size: int,
+        dtype: torch.dtype,
+        device: Device,
+    ) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.dtype = dtype
+        shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers]
+        self.keys = [device.zeros(shape, dtype) for shape in shapes]
+        self.values = [device.zeros(shape, dtype) for shape in shapes]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pages of all layers."""
+        return sum(t.nbytes for t in (*self.keys, *self.values))
+
+
+def page_bytes(layers: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one page over all layers."""
+    return sum(layer.page_bytes(page_size, dtype) for layer in layers)
+
+
+def pages_for(tokens: int, page_size: int) -> int:
+    """Number of pages that hold `tokens` tokens."""
+    return -(-tokens // page_size)
+
+
+def slots_of(pages: Sequence[int], start: int, length: int, page_size: int) -> list[int]:
+    """Slots (page * page_size + offset) of the positions `start` to `start + length` of a sequence."""
+    positions = range(start, start + length)
+    return [pages[p // page_size] * page_size + p % page_size for p in positions]

@@ -1,0 +1,66 @@
+"""Which pages of the KV cache are in use: bookkeeping only, no tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from piecework.errors import PieceworkError
+
+DUMMY_PAGE = 0
+
+
+class PageError(PieceworkError):
+    """A page was used against the rules: freed twice, or never given out."""
+
+
+class PagePool:
+    """Counts references to pages 1 to num_pages - 1; page 0 is the dummy that padding writes to."""
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise PageError(f"a pool needs at least 2 pages (one is the dummy), got {num_pages}")
+        self.num_pages = num_pages
+        self._free = list(range(num_pages - 1, 0, -1))
+        self._references = [0] * num_pages
+
+    @property
+    def usable(self) -> int:
+        """Number of pages that requests can have in all."""
+        return self.num_pages - 1
+
+    @property
+    def free(self) -> int:
+        """Number of pages that nobody has."""
+        return len(self._free)
+
+    @property
+    def used(self) -> int:
+        """Number of pages that somebody has."""
+        return self.usable - self.free
+
+    def allocate(self, count: int) -> list[int] | None:
+        """Give out `count` pages, or None (and none of them) where fewer are free."""
+        if count > len(self._free):
+            return None
+        pages = [self._free.pop() for _ in range(count)]
+        for page in pages:
+            self._references[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """Add a reference to each of `pages`."""
+        for page in pages:
+            self._check(page)
+            self._references[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """Drop a reference to each of `pages`; those without any are free again."""
+        for page in pages:
+            self._check(page)
+            self._references[page] -= 1
+            if self._references[page] == 0:
+                self._free.append(page)
+
+    def _check(self, page: int) -> None:
+        if not 0 < page < self.num_pages or self._references[page] == 0:
+            raise PageError(f"page {page} is not in use (pages 1 to {self.num_pages - 1} can be)")
