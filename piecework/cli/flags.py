@@ -1,0 +1,90 @@
+"""Flags made from a configuration tree: one flag a leaf, so that no setting is written down twice.
+
+A value given as a flag wins over one in the file of `--config`, which wins over the default.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from types import NoneType
+from typing import Any, TypeVar
+
+from piecework.config import build, leaves, read_file, select
+from piecework.units import format_size, parse_size
+
+T = TypeVar("T")
+
+
+def add_config_flags(parser: argparse.ArgumentParser, *trees: type) -> None:
+    """Add `--config FILE` and a flag for every leaf of `trees`, in one help group a section.
+
+    A flag that is not given leaves no attribute on the namespace, so that the file can speak.
+    """
+    parser.add_argument("--config", metavar="FILE", help="a YAML file with settings; flags win over it")
+    for tree in trees:
+        group = parser.add_argument_group(tree.__name__.removesuffix("Config").lower() + " settings")
+        for name, (leaf, kind) in leaves(tree).items():
+            _add_flag(group, name, leaf.default, kind, leaf.metadata)
+
+
+def config_from_args(tree: type[T], args: argparse.Namespace, **overrides: Any) -> T:
+    """Build `tree` from the parsed flags, the file of `--config` and the defaults, in this order.
+
+    `overrides` are values that the command itself decides; they win over everything.
+    Raises ConfigError with the field, the value and what is allowed.
+    """
+    file = getattr(args, "config", None)
+    values = select(tree, read_file(file)) if file else {}
+    return build(tree, {**values, **select(tree, vars(args)), **overrides})
+
+
+def flag_name(leaf: str) -> str:
+    """Return the flag of a leaf: `page_size` becomes `--page-size`."""
+    return "--" + leaf.replace("_", "-")
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: Any, metadata: Any) -> None:
+    flags = (flag_name(name), *metadata.get("flags", ()))
+    base = next(k for k in getattr(kind, "__args__", (kind,)) if k is not NoneType)
+    shared: dict[str, Any] = {
+        "dest": name,
+        "default": argparse.SUPPRESS,
+        "help": _help(metadata, default),
+    }
+    if base is bool:
+        group.add_argument(*flags, action=argparse.BooleanOptionalAction, **shared)
+        return
+    parse: Callable[[str], Any] = base
+    metavar = {int: "N", float: "X"}.get(base, name.split("_")[-1].upper())
+    if metadata.get("size"):
+        parse, metavar = size, "SIZE"
+    choices = metadata.get("choices") or None
+    group.add_argument(*flags, type=parse, choices=choices, metavar=None if choices else metavar, **shared)
+
+
+def _help(metadata: Any, default: Any) -> str:
+    text = str(metadata["help"]).replace("%", "%%")
+    if default is None or "default" in text:
+        return text
+    shown = format_size(default) if metadata.get("size") else default
+    return f"{text} (default: {shown})"
+
+
+def size(text: str) -> int:
+    """Parse a size flag for argparse, whose messages keep the reason only for its own error type."""
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive(text: str) -> int:
+    """Parse a count of at least one for argparse."""
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from error
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not allowed: a whole number of at least 1")
+    return value

@@ -1,0 +1,66 @@
+"""Runs a list of prompts on a service and hands their deltas over as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from piecework.engine.outputs import Delta
+from piecework.errors import QueueFullError, RequestError
+from piecework.sampling import SamplingParams
+
+if TYPE_CHECKING:
+    from piecework.engine.service import Service
+
+
+def run_requests(
+    service: Service, prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> Generator[tuple[int, Delta], None, None]:
+    """Yield (number of the prompt, delta) until every sample of every prompt has ended.
+
+    As many are submitted as the service's queue takes; the others follow as room comes. Closing the
+    iterator aborts what still runs. Raises RequestError, with the prompt's number, for a refused prompt.
+    """
+    arrived: SimpleQueue[tuple[int, Delta]] = SimpleQueue()
+    running: dict[int, str] = {}
+    unfinished = [params.n] * len(prompts)
+    following = 0
+    try:
+        while True:
+            while following < len(prompts):
+                request_id = _submit(service, following, prompts[following], params, arrived, bool(running))
+                if request_id is None:
+                    break
+                running[following] = request_id
+                following += 1
+            if not running:
+                return
+            number, delta = arrived.get()
+            if delta.finish_reason is not None:
+                unfinished[number] -= 1
+                if unfinished[number] == 0:
+                    del running[number]
+            yield number, delta
+    finally:
+        for request_id in running.values():
+            service.abort(request_id)
+
+
+def _submit(
+    service: Service,
+    number: int,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    arrived: SimpleQueue[tuple[int, Delta]],
+    may_wait: bool,
+) -> str | None:
+    """Submit one prompt; None where the queue is full and something runs that will make room."""
+    try:
+        return service.submit(prompt, params, listener=lambda delta: arrived.put((number, delta)))
+    except QueueFullError:
+        if may_wait:
+            return None
+        raise
+    except RequestError as error:
+        raise RequestError(f"prompt {number + 1}: {error}", param=error.param, code=error.code) from error

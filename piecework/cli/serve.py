@@ -1,0 +1,26 @@
+"""`piecework serve`: the HTTP server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.parser import Parser
+from piecework.config import EngineConfig, ServerConfig
+
+DESCRIPTION = """\
+Serve a model over HTTP with the OpenAI API: /v1/chat/completions, /v1/completions, /v1/models,
+/tokenize, /detokenize, /health, /metrics, /version. SIGTERM lets running requests finish, then ends."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command until the server is told to stop."""
+    parser = Parser("serve", DESCRIPTION)
+    add_config_flags(parser, EngineConfig, ServerConfig)
+    args = parser.parse(arguments)
+    engine = config_from_args(EngineConfig, args)
+    server = config_from_args(ServerConfig, args)
+
+    from piecework.server.run import serve
+
+    return int(serve(engine, server) or 0)
