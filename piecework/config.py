@@ -85,6 +85,15 @@ class SchedulerConfig:
         1024, "most requests that wait; more are answered 429", flags=("--max-queued-requests",)
     )
 
+    def __post_init__(self) -> None:
+        check(self)
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ConfigError(
+                "max_num_batched_tokens",
+                self.max_num_batched_tokens,
+                f"at least max_num_seqs={self.max_num_seqs}, since each request that decodes takes one",
+            )
+
 
 @dataclass(frozen=True)
 class DeviceConfig:

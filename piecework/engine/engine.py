@@ -1,0 +1,126 @@
+"""The engine: takes requests, runs steps, and tells each request's listener what it gained.
+
+`step` is the whole loop: schedule, execute, advance. The engine belongs to one thread; `Service` puts it
+behind a thread-safe door.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+
+from piecework.config import EngineConfig
+from piecework.engine.outputs import Delta, EngineStats
+from piecework.engine.request import Request
+from piecework.engine.scheduler import Scheduled, Scheduler
+from piecework.kvcache import PagePool
+from piecework.runner.batch import ItemResult
+from piecework.runner.runner import Runner
+
+log = logging.getLogger("piecework.engine")
+
+
+class Engine:
+    """Runs requests on a runner. Every request that is added ends exactly once, with a reason."""
+
+    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+        self._runner = runner
+        self.pool = PagePool(runner.cache.num_pages)
+        self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
+        self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
+        self._requests: dict[tuple[str, int], Request] = {}
+        self._steps = 0
+        self._prompt_tokens = 0
+        self._generated_tokens = 0
+        self._total = 0
+        self._finished: Counter[str] = Counter()
+
+    @property
+    def has_work(self) -> bool:
+        """True while any request is not ended."""
+        return self.scheduler.has_work
+
+    def is_open(self, request_id: str) -> bool:
+        """True while any sample of the request has not ended."""
+        return any(key[0] == request_id for key in self._requests)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; its id and index must not be in use."""
+        key = (request.request_id, request.index)
+        assert key not in self._requests, f"request {key} is already there"
+        self._requests[key] = request
+        self._total += 1
+        self._prompt_tokens += len(request.prompt_ids)
+        self.scheduler.add(request)
+
+    def abort(self, request_id: str) -> None:
+        """End all samples of a request as aborted; an unknown or ended id is nothing to do."""
+        for key in [key for key in self._requests if key[0] == request_id]:
+            self._end(self._requests[key], self._requests[key].end("abort"))
+
+    def end_all(self, reason: str, error: str | None = None) -> None:
+        """End every request, for example when the engine stops."""
+        for request in list(self._requests.values()):
+            self._end(request, request.end(reason, error))
+
+    def step(self) -> None:
+        """Run one step. When it raises, the requests that were part of it have ended with an error."""
+        step = self.scheduler.schedule()
+        if not step:
+            return
+        self._steps += 1
+        try:
+            results = self._runner.execute([scheduled.item() for scheduled in step])
+        except Exception as error:
+            for scheduled in step:
+                self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {error}"))
+            raise
+        for scheduled, result in zip(step, results, strict=True):
+            self._advance(scheduled, result)
+
+    def stats(self) -> EngineStats:
+        """Return gauges and counters as they are now."""
+        return EngineStats(
+            running=len(self.scheduler.running),
+            waiting=len(self.scheduler.waiting),
+            kv_pages_total=self.pool.usable,
+            kv_pages_used=self.pool.used,
+            requests_total=self._total,
+            prompt_tokens_total=self._prompt_tokens,
+            generation_tokens_total=self._generated_tokens,
+            preemptions_total=self.scheduler.preemptions,
+            steps_total=self._steps,
+            finished=dict(self._finished),
+        )
+
+    def _advance(self, scheduled: Scheduled, result: ItemResult) -> None:
+        request = scheduled.request
+        draws = scheduled.draws
+        request.computed = scheduled.span.stop
+        request.prompt_logprobs.extend(result.prompt_logprobs)
+        if result.error is not None:
+            self._end(request, request.end("error", result.error))
+        elif draws:
+            assert result.token_id is not None, "a completed prompt gives a token"
+            self._generated_tokens += 1
+            delta = request.accept(result.token_id, result.logprob)
+            if request.finished:
+                self._end(request, delta)
+            else:
+                self._tell(request, delta)
+
+    def _end(self, request: Request, delta: Delta) -> None:
+        self.scheduler.remove(request)
+        del self._requests[request.request_id, request.index]
+        self._finished[delta.finish_reason or "error"] += 1
+        self._tell(request, delta)
+        self.on_finish(request, delta)
+
+    def _tell(self, request: Request, delta: Delta) -> None:
+        try:
+            request.listener(delta)
+        except Exception:
+            log.exception("the listener of request %s failed", request.request_id)
+            if not request.finished:
+                self._end(request, request.end("abort"))

@@ -1,0 +1,225 @@
+"""The engine behind a thread-safe door: one thread runs it, any thread or event loop may submit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+import threading
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Protocol
+
+from piecework.config import EngineConfig
+from piecework.engine.admission import Admission
+from piecework.engine.engine import Engine
+from piecework.engine.outputs import Delta, EngineStats
+from piecework.engine.request import Listener, Request
+from piecework.errors import EngineDeadError, QueueFullError, RequestError
+from piecework.models.config import ModelConfig
+from piecework.profile import Profile
+from piecework.runner.load import load
+from piecework.sampling import SamplingParams
+from piecework.tokenizer.tokenizer import Tokenizer
+
+log = logging.getLogger("piecework.service")
+
+# A step may fail on its own; this many in a row mean that the next one will fail too.
+_FAILURES_UNTIL_DEAD = 3
+
+
+class Observer(Protocol):
+    """Is told, from the engine thread, of every sequence that ends."""
+
+    def finished(self, params: SamplingParams, delta: Delta) -> None:
+        """Take the last delta (with usage and timing) of a sequence."""
+
+
+class Service:
+    """Loads a model and serves requests until `close`.
+
+    Attributes: `config`, `model_config`, `tokenizer` (None where the model has none), `model_name`,
+    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        self.config = config
+        self.profile = Profile(config.profile)
+        loaded = load(config, self.profile)
+        self.model_config: ModelConfig = loaded.model_config
+        self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self.model_name: str = config.load.served_model_name or config.load.model
+        self.max_model_len: int = loaded.max_model_len
+        self.default_params: SamplingParams = loaded.default_params
+        self.device_name: str = loaded.runner.device.name
+        self.weight_bytes: int = loaded.weight_bytes
+        self.kv_bytes: int = loaded.runner.cache.nbytes
+        self.dtype: str = str(loaded.runner.cache.dtype).removeprefix("torch.")
+        self.observers: list[Observer] = []
+        self._admission = Admission(
+            loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
+        )
+        self._engine = Engine(loaded.runner, config)
+        self._engine.on_finish = self._observe
+        self._seeds = random.Random(config.load.seed)
+        self._lock = threading.Condition()
+        self._arrivals: list[Request] = []
+        self._aborts: list[str] = []
+        self._open: set[str] = set()
+        self._closing = False
+        self._draining = False
+        self._dead: str | None = None
+        self._stats = self._engine.stats()
+        self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        request_id: str | None = None,
+        listener: Listener,
+    ) -> str:
+        """Queue a request and return its id; `listener` gets its deltas from the engine thread.
+
+        Raises:
+            RequestError: the request can't be served as it is; the message names the field.
+            QueueFullError: too many requests wait.
+            EngineDeadError: the engine has stopped, or is stopping.
+        """
+        request_id = request_id or uuid.uuid4().hex
+        with self._lock:
+            seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
+        requests = self._admission.requests(request_id, prompt_ids, params, seed, listener)
+        with self._lock:
+            self._refuse_if_stopping()
+            limit = self.config.scheduler.max_queue
+            if len(self._arrivals) + self._stats.waiting + len(requests) > limit:
+                raise QueueFullError(limit)
+            if request_id in self._open:
+                raise RequestError(
+                    f"request_id={request_id!r} is in use by a running request", param="request_id"
+                )
+            self._open.add(request_id)
+            self._arrivals.extend(requests)
+            self._lock.notify()
+        return request_id
+
+    async def stream(
+        self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
+    ) -> AsyncIterator[Delta]:
+        """Yield the deltas of a request; closing the iterator aborts what has not ended."""
+        loop = asyncio.get_running_loop()
+        queue: asyncio.Queue[Delta] = asyncio.Queue()
+
+        def listener(delta: Delta) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                loop.call_soon_threadsafe(queue.put_nowait, delta)
+
+        used = self.submit(prompt_ids, params, request_id=request_id, listener=listener)
+        open_samples = params.n
+        try:
+            while open_samples:
+                delta = await queue.get()
+                open_samples -= delta.finish_reason is not None
+                yield delta
+        finally:
+            if open_samples:
+                self.abort(used)
+
+    def abort(self, request_id: str) -> None:
+        """End a request as aborted and free its pages; an unknown or ended id is nothing to do."""
+        with self._lock:
+            self._aborts.append(request_id)
+            self._lock.notify()
+
+    def stats(self) -> EngineStats:
+        """Return gauges and counters as of the last step."""
+        return self._stats
+
+    def health(self) -> dict[str, Any]:
+        """Return status (`ok` or `dead`), device, and the events that led to it."""
+        events = [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
+        return {
+            "status": "ok" if self._dead is None else "dead",
+            "device": self.device_name,
+            "events": events,
+        }
+
+    def drain(self, timeout: float) -> bool:
+        """Take no new requests and wait for the running ones; False where some were left after `timeout` s."""
+        with self._lock:
+            self._draining = True
+            return self._lock.wait_for(lambda: not self._open or self._dead is not None, timeout)
+
+    def close(self) -> None:
+        """Stop the engine; requests that still run end as aborted. May be called twice."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _refuse_if_stopping(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(self._dead)
+        if self._closing or self._draining:
+            raise EngineDeadError("it is shutting down")
+
+    def _run(self) -> None:
+        failures = 0
+        while True:
+            with self._lock:
+                self._lock.wait_for(self._has_something_to_do)
+                if self._closing:
+                    break
+            try:
+                self._take_commands()
+                self._engine.step()
+                failures = 0
+            except Exception as error:
+                failures += 1
+                log.exception("a step failed (%d of %d in a row)", failures, _FAILURES_UNTIL_DEAD)
+                if failures == _FAILURES_UNTIL_DEAD:
+                    self._die(f"{failures} steps failed in a row, the last with: {error}")
+                    return
+            self._stats = self._engine.stats()
+        self._finish_all("abort", None)
+
+    def _has_something_to_do(self) -> bool:
+        return bool(self._closing or self._arrivals or self._aborts or self._engine.has_work)
+
+    def _take_commands(self) -> None:
+        with self._lock:
+            arrivals, aborts = list(self._arrivals), list(self._aborts)
+            self._arrivals.clear()
+            self._aborts.clear()
+            for request in arrivals:
+                self._engine.add(request)
+            self._stats = self._engine.stats()
+        for request_id in aborts:
+            self._engine.abort(request_id)
+
+    def _die(self, cause: str) -> None:
+        log.error("the engine stops: %s", cause)
+        with self._lock:
+            self._dead = cause
+        self._finish_all("error", f"the engine is dead: {cause}")
+
+    def _finish_all(self, reason: str, error: str | None) -> None:
+        self._take_commands()
+        self._engine.end_all(reason, error)
+        self._stats = self._engine.stats()
+
+    def _observe(self, request: Request, delta: Delta) -> None:
+        with self._lock:
+            if not self._engine.is_open(request.request_id):
+                self._open.discard(request.request_id)
+                self._lock.notify_all()
+        for observer in self.observers:
+            try:
+                observer.finished(request.params, delta)
+            except Exception:
+                log.exception("an observer failed")

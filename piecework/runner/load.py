@@ -1,0 +1,169 @@
+"""From a configuration to a runner: find the model, load it, and give the rest of the memory its cache."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from piecework.config import CacheConfig, EngineConfig
+from piecework.devices import Device, make_device
+from piecework.errors import ConfigError
+from piecework.kvcache import LayerShape, PagedKVCache, page_bytes, pages_for
+from piecework.models.build import build_model
+from piecework.models.config import ModelConfig
+from piecework.models.decoder import CausalLM
+from piecework.profile import Profile
+from piecework.runner.runner import Runner
+from piecework.sampling import SamplingParams
+from piecework.tokenizer.load import load_tokenizer
+from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.load import load_weights, open_checkpoint
+from piecework.weights.source import resolve
+
+log = logging.getLogger("piecework.load")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that is ready to run, and what the engine must know of it."""
+
+    runner: Runner
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    default_params: SamplingParams
+    eos_ids: tuple[int, ...]
+    max_model_len: int
+    weight_bytes: int
+
+
+def load(config: EngineConfig, profile: Profile) -> Loaded:
+    """Load what `config.load` names onto `config.device`.
+
+    Raises:
+        ModelError: the model can't be found or read.
+        ConfigError: a setting doesn't fit the model or the device.
+    """
+    device = make_device(config.device.device)
+    device.set_threads(config.device.threads)
+    options = config.load
+    source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
+    with profile.time("load.tokenizer"):
+        tokenizer_source = source
+        if options.tokenizer is not None:
+            tokenizer_source = resolve(options.tokenizer, cache_dir=options.cache_dir)
+        tokenizer = load_tokenizer(
+            tokenizer_source, cache_dir=options.cache_dir, chat_template=_chat_template(options.chat_template)
+        )
+    checkpoint = open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+    try:
+        model_config = ModelConfig.from_dict(checkpoint.config)
+        dtype = choose_dtype(options.dtype, device)
+        limit = _context_limit(options.max_model_len, model_config)
+        with profile.time("load.weights"):
+            model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
+            load_weights(model, checkpoint)
+            device.prepare_weights(model)
+        generation = dict(checkpoint.generation_config)
+    finally:
+        checkpoint.close()
+    weight_bytes = sum(p.nbytes for p in model.parameters())
+    profile.add_bytes("load.weights", weight_bytes)
+    cache = make_cache(model, config, limit, dtype, device)
+    fits = min(limit, (cache.num_pages - 1) * cache.page_size)
+    if fits < limit and options.max_model_len is None:
+        log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)
+    eos = {*model_config.eos_ids, *_as_ids(generation.get("eos_token_id"))}
+    if tokenizer is not None:
+        eos.update(tokenizer.eos_ids)
+    return Loaded(
+        runner=Runner(model, cache, device, profile),
+        model_config=model_config,
+        tokenizer=tokenizer,
+        default_params=default_params(generation),
+        eos_ids=tuple(sorted(eos)),
+        max_model_len=fits,
+        weight_bytes=weight_bytes,
+    )
+
+
+def choose_dtype(name: str, device: Device) -> torch.dtype:
+    """Return the precision to run in; `auto` is the device's own choice."""
+    dtype: torch.dtype = device.default_dtype() if name == "auto" else getattr(torch, name)
+    if not device.supports_dtype(dtype):
+        raise ConfigError("dtype", name, f"a precision that {device.name} runs")
+    return dtype
+
+
+def make_cache(
+    model: CausalLM, config: EngineConfig, max_model_len: int, dtype: torch.dtype, device: Device
+) -> PagedKVCache:
+    """Size and allocate the KV cache: `num_pages`, else `kv_cache_memory`, else the device's default.
+
+    No more is taken than the most requests at their longest can use. A cache that holds less than
+    the `max_model_len` that the user asked for is refused.
+    """
+    size = config.cache.page_size
+    layers = [LayerShape(s.num_kv_heads, s.head_dim) for s in model.attention_specs]
+    per_page = page_bytes(layers, size, dtype)
+    most = config.scheduler.max_num_seqs * pages_for(max_model_len, size) + 1
+    pages = min(_wanted_pages(config.cache, per_page, device), most)
+    longest = pages_for(config.load.max_model_len, size) if config.load.max_model_len else 1
+    if pages - 1 < longest:
+        needed = (longest + 1) * per_page
+        field = "num_pages" if config.cache.num_pages is not None else "kv_cache_memory"
+        raise ConfigError(
+            field,
+            getattr(config.cache, field),
+            f"at least {longest + 1} pages or {needed} bytes, for one request of "
+            f"{config.load.max_model_len or size} tokens and the dummy page",
+        )
+    if pages * per_page > device.free_memory():
+        raise ConfigError(
+            "kv_cache_memory",
+            pages * per_page,
+            f"at most the {device.free_memory()} bytes that are free on {device.name}",
+        )
+    return PagedKVCache(layers, pages, size, dtype, device)
+
+
+def _wanted_pages(cache: CacheConfig, per_page: int, device: Device) -> int:
+    if cache.num_pages is not None:
+        return cache.num_pages
+    memory = cache.kv_cache_memory
+    return (device.default_kv_cache_memory() if memory is None else memory) // per_page
+
+
+def _context_limit(asked: int | None, model: ModelConfig) -> int:
+    if asked is not None and asked > model.max_position:
+        raise ConfigError("max_model_len", asked, f"at most the model's {model.max_position} positions")
+    return asked or model.max_position
+
+
+def _chat_template(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("chat_template", path, f"a readable text file ({error})") from error
+
+
+def _as_ids(value: Any) -> list[int]:
+    if value is None:
+        return []
+    return [value] if isinstance(value, int) else list(value)
+
+
+def default_params(generation: Mapping[str, Any]) -> SamplingParams:
+    """Read a generation_config.json's sampling settings; `do_sample: false` means greedy."""
+    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+    known = {f.name for f in fields(SamplingParams)}
+    chosen = {n: generation[n] for n in names if n in known and generation.get(n) is not None}
+    if generation.get("do_sample") is False:
+        chosen["temperature"] = 0.0
+    return SamplingParams(**chosen)
