@@ -12,13 +12,11 @@ from piecework.cli.flags import add_config_flags, config_from_args
 from piecework.cli.json_lines import to_json
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.prompts import Prompt, read_prompts
-from piecework.engine.offline import run_requests
-from piecework.cli.results import Result, speeds, to_json
 from piecework.cli.sampling_flags import add_sampling_flags, sampling_changes
 from piecework.config import EngineConfig
-from piecework.engine.gather import Job, in_order, run_jobs
+from piecework.engine.offline import in_order, run_requests
 from piecework.engine.outputs import Delta
-from piecework.engine.results import Result, speeds
+from piecework.engine.result import Result, speeds
 from piecework.sampling import SamplingParams
 
 if TYPE_CHECKING:
@@ -45,12 +43,14 @@ def run(arguments: Sequence[str]) -> int:
     from piecework.engine.service import Service
 
     with closing(Service(config)) as service:
-        jobs = make_jobs(service, prompts, changes, chat=args.chat, system=args.system)
-        with closing(run_jobs(service, jobs)) as deltas:
-            if not args.json and len(jobs) == 1 and jobs[0][1].n == 1:
+        encoded = [p.encode(service.tokenizer, chat=args.chat, system=args.system) for p in prompts]
+        params = [params_for(service, len(ids), changes) for ids in encoded]
+        samples = [own.n for own in params]
+        with closing(run_requests(service, encoded, params)) as deltas:
+            if not args.json and samples == [1]:
                 return _print_stream(delta for _, delta in deltas)
             failed = False
-            for number, result in in_order(deltas, jobs):
+            for number, result in in_order(deltas, samples):
                 failed = failed or result.finish_reason == "error"
                 _print_result(prompts[number], number, result, service, args.json)
             return int(failed)
@@ -74,27 +74,19 @@ def make_parser() -> Parser:
     return parser
 
 
-def make_jobs(
-    service: Service, prompts: Sequence[Prompt], changes: dict[str, Any], *, chat: bool, system: str | None
-) -> list[Job]:
-    """Encode the prompts; the default length is cut to what the context leaves, a given one is not."""
-    params = sampling_params(service.default_params, changes)
-    jobs: list[Job] = []
-    for prompt in prompts:
-        ids = prompt.encode(service.tokenizer, chat=chat, system=system)
-        room = service.max_model_len - len(ids)
-        fits = params.max_tokens is None or "max_tokens" in changes or params.max_tokens <= room or room < 1
-        jobs.append((ids, params if fits else params.with_changes(max_tokens=room)))
-    return jobs
+def params_for(service: Service, prompt_tokens: int, changes: dict[str, Any]) -> SamplingParams:
+    """Lay the given fields over the model's defaults; a model that states no sampling is greedy.
 
-
-def sampling_params(defaults: SamplingParams, changes: dict[str, Any]) -> SamplingParams:
-    """Lay the given fields over the model's defaults; a model that states no sampling is greedy."""
-    base: dict[str, Any] = {"max_tokens": defaults.max_tokens or DEFAULT_MAX_TOKENS}
+    The default length is cut to what the context leaves after the prompt; a given one is not.
+    """
+    defaults = service.default_params
     names = ("temperature", "top_p", "top_k", "min_p")
     states_sampling = any(getattr(defaults, name) != getattr(SamplingParams, name) for name in names)
+    base: dict[str, Any] = {}
     if not states_sampling and not any(name in changes for name in names):
         base["temperature"] = 0.0
+    if defaults.max_tokens is None:
+        base["max_tokens"] = max(1, min(DEFAULT_MAX_TOKENS, service.max_model_len - prompt_tokens))
     return defaults.with_changes(**{**base, **changes})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from piecework.engine.results import Result, speeds
+from piecework.engine.result import Result, speeds
 from piecework.sampling import TokenLogprob
 
 if TYPE_CHECKING:

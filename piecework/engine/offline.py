@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from piecework.engine.outputs import Delta
+from piecework.engine.result import Result
 from piecework.errors import QueueFullError, RequestError
 from piecework.sampling import SamplingParams
 
@@ -15,21 +16,24 @@ if TYPE_CHECKING:
 
 
 def run_requests(
-    service: Service, prompts: Sequence[Sequence[int]], params: SamplingParams
+    service: Service, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
 ) -> Generator[tuple[int, Delta], None, None]:
     """Yield (number of the prompt, delta) until every sample of every prompt has ended.
 
-    As many are submitted as the service's queue takes; the others follow as room comes. Closing the
-    iterator aborts what still runs. Raises RequestError, with the prompt's number, for a refused prompt.
+    `params` are for all prompts, or one for each. As many are submitted as the service's queue takes;
+    the others follow as room comes. Closing the iterator aborts what still runs. Raises RequestError, with
+    the prompt's number, for a refused prompt.
     """
     arrived: SimpleQueue[tuple[int, Delta]] = SimpleQueue()
     running: dict[int, str] = {}
-    unfinished = [params.n] * len(prompts)
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    unfinished = [own.n for own in each]
     following = 0
     try:
         while True:
             while following < len(prompts):
-                request_id = _submit(service, following, prompts[following], params, arrived, bool(running))
+                prompt, own = prompts[following], each[following]
+                request_id = _submit(service, following, prompt, own, arrived, bool(running))
                 if request_id is None:
                     break
                 running[following] = request_id
@@ -45,6 +49,21 @@ def run_requests(
     finally:
         for request_id in running.values():
             service.abort(request_id)
+
+
+def in_order(deltas: Iterable[tuple[int, Delta]], samples: Sequence[int]) -> Iterator[tuple[int, Result]]:
+    """Yield each finished (number of the prompt, result) in the order of prompts and their samples.
+
+    `samples` is the number of samples of each prompt.
+    """
+    results = [(number, Result(index=index)) for number, n in enumerate(samples) for index in range(n)]
+    places = {(number, result.index): result for number, result in results}
+    following = 0
+    for number, delta in deltas:
+        places[number, delta.index].add(delta)
+        while following < len(results) and results[following][1].finish_reason is not None:
+            yield results[following]
+            following += 1
 
 
 def _submit(
