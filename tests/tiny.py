@@ -88,11 +88,18 @@ def tiny_config(name: str, **overrides: Any) -> Any:
 
 def tiny_model(name: str, *, seed: int = 0, **overrides: Any) -> Any:
     """The `transformers` model in float32, every weight random: biases not zero, norms not one."""
-    import torch
     import transformers
 
     config = tiny_config(name, **overrides)
     model = getattr(transformers, config.architectures[0])(config).eval().requires_grad_(False)
+    randomize(model, seed)
+    return model
+
+
+def randomize(model: Any, seed: int) -> None:
+    """Give every parameter of a `transformers` model seeded random values of a size that matters."""
+    import torch
+
     generator = torch.Generator().manual_seed(seed)
     for key, weight in sorted(model.named_parameters()):
         noise = torch.randn(weight.shape, generator=generator)
@@ -102,7 +109,6 @@ def tiny_model(name: str, *, seed: int = 0, **overrides: Any) -> Any:
             weight.copy_(0.3 * noise)
         else:
             weight.copy_(noise * weight.shape[-1] ** -0.5)
-    return model
 
 
 def save_tiny(
