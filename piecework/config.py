@@ -27,12 +27,16 @@ def setting(
     flags: tuple[str, ...] = (),
     choices: tuple[str, ...] = (),
     size: bool = False,
+    low: int | None = None,
+    high: int | None = None,
 ) -> Any:
     """Declare one field: its default, its help, other names of its flag and its allowed values.
 
-    A `size` counts bytes and may be written as text, `512M` or `1GiB`.
+    A `size` counts bytes and may be written as text, `512M` or `1GiB`. Numbers lie between `low` and
+    `high`; without a `low`, an integer is at least 1 and a float at least 0.
     """
-    return field(default=default, metadata={"help": help, "flags": flags, "choices": choices, "size": size})
+    metadata = {"help": help, "flags": flags, "choices": choices, "size": size, "low": low, "high": high}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -53,7 +57,9 @@ class LoadConfig:
     max_model_len: int | None = setting(
         None, "longest prompt plus output, in tokens", flags=("--max-seq-len", "--context-length")
     )
-    seed: int = setting(0, "seed of dummy weights, and of requests that bring none", flags=("--random-seed",))
+    seed: int = setting(
+        0, "seed of dummy weights, and of requests that bring none", flags=("--random-seed",), low=-(2**63)
+    )
     chat_template: str | None = setting(None, "a file with another chat template")
 
 
@@ -136,7 +142,7 @@ class ServerConfig:
     """The HTTP server."""
 
     host: str = setting("127.0.0.1", "address to listen on")
-    port: int = setting(8000, "port to listen on; 0 takes a free one")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
     api_key: str | None = setting(None, "clients must send it as a bearer token (env: PIECEWORK_API_KEY)")
     max_body_bytes: int = setting(8 * 2**20, "largest request body", size=True)
     drain_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM")
@@ -265,14 +271,18 @@ def check(config: Any) -> None:
         if choices and value not in choices:
             raise ConfigError(f.name, value, "one of " + ", ".join(choices))
         if isinstance(value, int | float) and not isinstance(value, bool):
-            _check_range(f.name, value)
+            _check_range(f, value, hints[f.name])
 
 
-def _check_range(name: str, value: float) -> None:
-    if name == "port" and not 0 <= value < 2**16:
-        raise ConfigError(name, value, "a port number from 0 to 65535")
-    if name not in ("seed", "port") and (value < 0 or (value == 0 and isinstance(value, int))):
-        raise ConfigError(name, value, "a positive number")
+def _check_range(leaf: Field[Any], value: float, kind: Any) -> None:
+    low, high = leaf.metadata.get("low"), leaf.metadata.get("high")
+    fraction = float in getattr(kind, "__args__", (kind,))
+    if low is None:
+        low = 0 if fraction else 1
+    if not value >= low or (high is not None and value > high):
+        kind = "a number" if fraction else "an integer"
+        upper = "" if high is None else f" and at most {high}"
+        raise ConfigError(leaf.name, value, f"{kind} of at least {low}{upper}")
 
 
 def _check_type(name: str, value: Any, kind: Any) -> None:
