@@ -11,6 +11,7 @@ from dataclasses import Field, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, get_type_hints
 
+from piecework.compilation import CompilationConfig
 from piecework.errors import ConfigError
 from piecework.units import parse_size
 
@@ -117,6 +118,9 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    compilation_config: CompilationConfig = setting(
+        CompilationConfig(), "how programs are made, as a JSON object (default: the device's choice)"
+    )
     profile: bool = setting(False, "time the stages of every step")
     log_level: str = setting("warning", "what is logged", choices=("debug", "info", "warning", "error"))
 
@@ -169,7 +173,7 @@ def select(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_section(kind: Any) -> TypeGuard[type]:
-    return isinstance(kind, type) and is_dataclass(kind)
+    return isinstance(kind, type) and is_dataclass(kind) and not getattr(kind, "is_leaf", False)
 
 
 def leaves(cls: type) -> dict[str, tuple[Field[Any], Any]]:
@@ -188,10 +192,12 @@ def build(cls: type[T], values: Mapping[str, Any]) -> T:
     for name, value in values.items():
         if name not in known:
             raise ConfigError(name, value, "not a setting; known: " + ", ".join(sorted(known)))
-    return _build(cls, {name: _read_size(known[name][0], value) for name, value in values.items()})
+    return _build(cls, {name: _read(*known[name], value) for name, value in values.items()})
 
 
-def _read_size(leaf: Field[Any], value: Any) -> Any:
+def _read(leaf: Field[Any], kind: Any, value: Any) -> Any:
+    if kind is CompilationConfig and value is not None:
+        return CompilationConfig.parse(value)
     if not (leaf.metadata.get("size") and isinstance(value, str)):
         return value
     try:
@@ -263,7 +269,7 @@ def check(config: Any) -> None:
     hints = get_type_hints(type(config))
     for f in fields(config):
         value = getattr(config, f.name)
-        if is_dataclass(value):
+        if _is_section(hints[f.name]):
             check(value)
             continue
         _check_type(f.name, value, hints[f.name])

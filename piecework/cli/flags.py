@@ -59,6 +59,8 @@ def _add_flag(group: argparse._ArgumentGroup, name: str, default: Any, kind: Any
     metavar = {int: "N", float: "X"}.get(base, name.split("_")[-1].upper())
     if metadata.get("size"):
         parse, metavar = size, "SIZE"
+    elif getattr(base, "is_leaf", False):
+        parse, metavar = str, "JSON"  # read with the rest of the tree, so that a file may hold it too
     choices = metadata.get("choices") or None
     group.add_argument(*flags, type=parse, choices=choices, metavar=None if choices else metavar, **shared)
 

@@ -1,0 +1,129 @@
+"""How programs are made: the settings behind `--compilation-config` and the flags beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+from piecework.errors import ConfigError
+
+DEFAULT_SPLITTING_OPS = ("piecework::attention",)
+DECODE_GRAPHS = ("auto", "eager", "piecewise", "full")
+PREFILL_GRAPHS = ("auto", "eager", "piecewise")
+_SIZES = ("decode_capture_sizes", "prefill_capture_sizes")
+
+
+@dataclass(frozen=True)
+class CompilationConfig:
+    """Compiler, graph modes, capture sizes and passes. JSON on the command line, a mapping in a file.
+
+    Attributes:
+        compiler: `eager`, `inductor`, `dynamo:<name>`, or `auto` for the device's own choice.
+        decode_graph, prefill_graph: `eager`, `piecewise`, for decode also `full`, or `auto`.
+        decode_capture_sizes: batch sizes to capture for decode; None takes the default sizes.
+        prefill_capture_sizes: token counts to capture for prefill and mixed steps.
+        max_capture_size: the largest of the default sizes, for decode and for prefill.
+        splitting_ops: the ops between the pieces.
+        passes: names of the passes to run; None takes the default set. `disable_passes` are left out.
+        verify_passes: run the graph before and after each pass, and refuse a rewrite that changes numbers.
+        enable_debug_mode: check every input address at every replay.
+        compile_cache_dir: where compiled pieces are kept; None takes a folder of the model cache.
+        strict: make every fall-back, recompile and missed expectation an error.
+    """
+
+    is_leaf: ClassVar[bool] = True
+    """The tree treats it as one value: its names are not flags of their own."""
+
+    compiler: str = "auto"
+    decode_graph: str = "auto"
+    prefill_graph: str = "auto"
+    decode_capture_sizes: tuple[int, ...] | None = None
+    prefill_capture_sizes: tuple[int, ...] | None = None
+    max_capture_size: int | None = None
+    splitting_ops: tuple[str, ...] = DEFAULT_SPLITTING_OPS
+    passes: tuple[str, ...] | None = None
+    disable_passes: tuple[str, ...] = ()
+    verify_passes: bool = False
+    enable_debug_mode: bool = False
+    compile_cache_dir: str | None = None
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        for name in _SIZES:
+            self._freeze_sizes(name)
+        for name in ("splitting_ops", "passes", "disable_passes"):
+            self._freeze_names(name)
+        _one_of("decode_graph", self.decode_graph, DECODE_GRAPHS)
+        _one_of("prefill_graph", self.prefill_graph, PREFILL_GRAPHS)
+        if not isinstance(self.compiler, str) or not self.compiler:
+            raise ConfigError("compiler", self.compiler, "a compiler's name, or auto")
+        if self.max_capture_size is not None:
+            _positive("max_capture_size", self.max_capture_size)
+        for name in ("verify_passes", "enable_debug_mode", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(name, getattr(self, name), "true or false")
+        if not self.splitting_ops and "piecewise" in (self.decode_graph, self.prefill_graph):
+            raise ConfigError("splitting_ops", [], "at least one op where a graph mode is piecewise")
+
+    @classmethod
+    def parse(cls, value: Any) -> CompilationConfig:
+        """Read a config from JSON text or a mapping; `capture_sizes` is another name for decode's sizes.
+
+        Raises ConfigError for text that is no JSON object, and for an unknown key, with the allowed ones.
+        """
+        if isinstance(value, CompilationConfig):
+            return value
+        if isinstance(value, str):
+            try:
+                value = json.loads(value)
+            except json.JSONDecodeError as error:
+                raise ConfigError("compilation_config", value, f"a JSON object ({error})") from error
+        if not isinstance(value, Mapping):
+            raise ConfigError("compilation_config", value, "a JSON object")
+        chosen = dict(value)
+        if "capture_sizes" in chosen:
+            if "decode_capture_sizes" in chosen:
+                raise ConfigError(
+                    "capture_sizes", chosen["capture_sizes"], "not given beside decode_capture_sizes"
+                )
+            chosen["decode_capture_sizes"] = chosen.pop("capture_sizes")
+        known = [f.name for f in fields(cls)]
+        for key in chosen:
+            if key not in known:
+                allowed = "one of " + ", ".join(sorted([*known, "capture_sizes"]))
+                raise ConfigError(f"compilation_config.{key}", chosen[key], allowed)
+        return cls(**chosen)
+
+    def with_changes(self, **changes: Any) -> CompilationConfig:
+        """Return a copy with some settings changed."""
+        return replace(self, **changes)
+
+    def _freeze_sizes(self, name: str) -> None:
+        sizes = getattr(self, name)
+        if sizes is None:
+            return
+        if not isinstance(sizes, list | tuple) or not sizes:
+            raise ConfigError(name, sizes, "a list of positive integers")
+        for size in sizes:
+            _positive(name, size)
+        object.__setattr__(self, name, tuple(sorted(set(sizes))))
+
+    def _freeze_names(self, name: str) -> None:
+        names = getattr(self, name)
+        if names is None:
+            return
+        if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
+            raise ConfigError(name, names, "a list of names")
+        object.__setattr__(self, name, tuple(names))
+
+
+def _positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ConfigError(name, value, "positive integers")
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ConfigError(name, value, "one of " + ", ".join(allowed))
