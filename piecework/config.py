@@ -18,6 +18,7 @@ from piecework.units import parse_size
 T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEFAULT_COMPILATION = CompilationConfig()
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 
 
@@ -118,8 +119,8 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
-    compilation_config: CompilationConfig = setting(
-        CompilationConfig(), "how programs are made, as a JSON object (default: the device's choice)"
+    compilation_config: CompilationConfig = setting(  # noqa: RUF009 - it returns a field
+        DEFAULT_COMPILATION, "how programs are made, as a JSON object (default: the device's choice)"
     )
     profile: bool = setting(False, "time the stages of every step")
     log_level: str = setting("warning", "what is logged", choices=("debug", "info", "warning", "error"))

@@ -1,0 +1,68 @@
+"""The default model gives the reference's tokens, alone and batched, and its logits in bfloat16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reference import compare_greedy, load_reference, nrmse
+
+from piecework import LLM
+from piecework.errors import ModelError
+from piecework.weights.source import resolve
+
+MODEL = "smollm2-135m"
+TOPICS = (
+    "The capital of France is",
+    "def fibonacci(n):",
+    "Once upon a time, in a small village",
+    "Water boils at a temperature of",
+    "Dear Sir or Madam,",
+    "1, 2, 3, 4, 5,",
+    "The three laws of thermodynamics",
+    "In 1969, the first human",
+    "SELECT name FROM users WHERE",
+    "Photosynthesis is the process by which",
+)
+PROMPTS = [
+    *TOPICS,
+    *(f"Question: What do you know about this? {topic}\nAnswer:" for topic in TOPICS),
+    *(f"{' '.join(TOPICS[i:] + TOPICS[:i])} {TOPICS[i]}" for i in range(len(TOPICS))),
+]
+
+
+@pytest.fixture(scope="module")
+def source():
+    try:
+        return resolve(MODEL)
+    except ModelError as error:
+        pytest.skip(f"the default model can't be had here: {error}")
+
+
+@pytest.fixture(scope="module")
+def reference(source):
+    return load_reference(source.path)
+
+
+def test_greedy_tokens_equal_the_reference_alone_and_batched(source, reference):
+    with LLM(MODEL, dtype="float32") as llm:
+        prompts = [llm.service.tokenizer.encode(text) for text in PROMPTS]
+        greedy = {"temperature": 0.0, "max_tokens": 64, "ignore_eos": True}
+        batched = [r.token_ids for r in llm.generate(prompts, **greedy)]
+        alone = [llm.generate([p], **greedy)[0].token_ids for p in prompts[::5]]
+    for outputs, of in ((batched, prompts), (alone, prompts[::5])):
+        assert all(len(o) == 64 for o in outputs)
+        found = compare_greedy(reference, of, outputs)
+        assert not found.wrong and found.compared >= 60 * len(of), found
+        print(found)
+
+
+def test_bfloat16_logits_are_close(source, reference):
+    with LLM(MODEL, dtype="bfloat16") as llm:
+        ids = llm.service.tokenizer.encode(PROMPTS[-1])
+        model = llm.service._engine._runner.model
+        model.bind_attention(None)
+        with torch.inference_mode():
+            positions = torch.arange(len(ids))
+            got = model.head(model(torch.tensor(ids), positions))
+            expected = reference(torch.tensor([ids])).logits[0]
+    assert nrmse(got, expected) < 2e-2
