@@ -1,0 +1,90 @@
+"""What can be set for each benchmark; the flags are made from these, as those of the engine are.
+
+Names are those that users of vLLM's and SGLang's benchmarks know.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from piecework.config import check, setting
+from piecework.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServingOptions:
+    """`bench serving`: load on an OpenAI-compatible server."""
+
+    base_url: str | None = setting(
+        None, "the server, such as http://127.0.0.1:8000 (default: start one for the run)", flags=("--url",)
+    )
+    endpoint: str = setting("completions", "which API is called", choices=("completions", "chat"))
+    api_key: str | None = setting(None, "sent as a bearer token (env: OPENAI_API_KEY)")
+    dataset: str = setting(
+        "random", "where prompts come from", flags=("--dataset-name",), choices=("random", "sharegpt")
+    )
+    dataset_path: str | None = setting(None, "with --dataset sharegpt: a JSON file of conversations")
+    num_prompts: int = setting(100, "requests to send")
+    input_len: int = setting(256, "tokens of a random prompt", flags=("--random-input-len",))
+    output_len: int | None = setting(
+        None,
+        "tokens to generate (default: 128, or the answer's length with sharegpt)",
+        flags=("--random-output-len", "--sharegpt-output-len"),
+    )
+    range_ratio: float = setting(
+        0.0, "random lengths vary by this share up and down", flags=("--random-range-ratio",), high=1
+    )
+    request_rate: float = setting(math.inf, "requests a second, arriving at random (Poisson); inf: at once")
+    max_concurrency: int | None = setting(None, "most requests in flight (default: no limit)")
+    num_warmups: int = setting(1, "requests sent before the run and not counted", low=0)
+    verify: int = setting(2, "requests sent alone first, to compare their texts with those under load", low=0)
+    ignore_eos: bool = setting(True, "ask for the full length, past the end token (not every server can)")
+    request_timeout: float = setting(600.0, "seconds until a request counts as failed")
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.request_rate == 0:
+            raise ConfigError("request_rate", self.request_rate, "a number above 0, or inf")
+        if (self.dataset == "sharegpt") != (self.dataset_path is not None):
+            raise ConfigError("dataset_path", self.dataset_path, "a file, with --dataset sharegpt only")
+
+
+@dataclass(frozen=True)
+class LatencyOptions:
+    """`bench latency`: one batch of fixed shape, again and again."""
+
+    input_len: int = setting(32, "tokens of each prompt", flags=("--random-input-len",))
+    output_len: int = setting(128, "tokens to generate for each prompt", flags=("--random-output-len",))
+    batch_size: int = setting(1, "prompts in the batch", flags=("--batch",))
+    num_iters: int = setting(5, "timed runs")
+    num_iters_warmup: int = setting(1, "runs before, not timed", flags=("--warmup",), low=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+@dataclass(frozen=True)
+class ThroughputOptions:
+    """`bench throughput`: many prompts at once, without a server."""
+
+    dataset: str = setting(
+        "random", "where prompts come from", flags=("--dataset-name",), choices=("random", "sharegpt")
+    )
+    dataset_path: str | None = setting(None, "with --dataset sharegpt: a JSON file of conversations")
+    num_prompts: int = setting(64, "prompts to run")
+    input_len: int = setting(256, "tokens of a random prompt", flags=("--random-input-len",))
+    output_len: int | None = setting(
+        None,
+        "tokens to generate (default: 128, or the answer's length with sharegpt)",
+        flags=("--random-output-len", "--sharegpt-output-len"),
+    )
+    range_ratio: float = setting(
+        0.0, "random lengths vary by this share up and down", flags=("--random-range-ratio",), high=1
+    )
+    verify: int = setting(2, "prompts run alone first, to compare their tokens with those of the run", low=0)
+
+    def __post_init__(self) -> None:
+        check(self)
+        if (self.dataset == "sharegpt") != (self.dataset_path is not None):
+            raise ConfigError("dataset_path", self.dataset_path, "a file, with --dataset sharegpt only")
