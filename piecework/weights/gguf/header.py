@@ -17,6 +17,7 @@ from typing import Any
 
 from piecework.errors import ModelError
 from piecework.weights.cache import cache_root, file_key, try_read_json, try_write
+from piecework.weights.gguf.special import find_end_of_turn
 from piecework.weights.gguf.types import READABLE
 
 HEADER_VERSION = 1
@@ -83,8 +84,8 @@ class _Cursor:
         start = self.claim(self.number("Q"))
         return self.data[start : self.position].decode()
 
-    def strings(self, count: int, keep: bool) -> list[str]:
-        """`count` strings; with `keep` off they are only stepped over. The hot loop of a header."""
+    def strings(self, count: int) -> list[str]:
+        """`count` strings: the hot loop of a header, so it keeps its own position."""
         unpack, data, position, size = struct.Struct("<Q").unpack_from, self.data, self.position, self.size
         found: list[str] = []
         for _ in range(count):
@@ -94,13 +95,12 @@ class _Cursor:
             position = start + unpack(data, position)[0]
             if position > size:
                 self.claim(position - self.position)
-            if keep:
-                found.append(data[start:position].decode())
+            found.append(data[start:position].decode())
         self.position = position
         return found
 
-    def value(self, kind: int, full: bool) -> Any:
-        """One metadata value; None for a long array that is left out."""
+    def value(self, kind: int) -> Any:
+        """One metadata value of the type with this number."""
         if kind in _SCALARS:
             return self.scalars(_SCALARS[kind])[0]
         if kind == _STRING:
@@ -108,24 +108,21 @@ class _Cursor:
         if kind != _ARRAY:
             raise ModelError(f"{self.path}: damaged: a metadata value has the unknown type {kind}")
         item, count = self.number("I"), self.number("Q")
-        keep = full or count <= LONG_ARRAY
         if item == _STRING:
-            strings = self.strings(count, keep)
-            return strings if keep else None
+            return self.strings(count)
         if item in _SCALARS:
-            values = self.scalars(_SCALARS[item], count)
-            return list(values) if keep else None
-        return [self.value(item, full) for _ in range(count)]
+            return list(self.scalars(_SCALARS[item], count))
+        return [self.value(item) for _ in range(count)]
 
 
-def read_header(path: Path, *, full: bool = True) -> Header:
-    """Parse the header of a GGUF file. With `full` off the long arrays (the vocabulary) are left out.
+def read_header(path: Path) -> Header:
+    """Parse the header of a GGUF file.
 
     Raises ModelError for a file that is missing, not GGUF, of another version, or truncated.
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _parse(_Cursor(data, path), full)
+            return _parse(_Cursor(data, path))
     except FileNotFoundError as error:
         raise ModelError(f"{path}: no such file") from error
     except UnicodeDecodeError as error:
@@ -134,7 +131,7 @@ def read_header(path: Path, *, full: bool = True) -> Header:
         raise ModelError(f"{path}: cannot be read ({error})") from error
 
 
-def _parse(cursor: _Cursor, full: bool) -> Header:
+def _parse(cursor: _Cursor) -> Header:
     path = cursor.path
     magic = cursor.data[:4]
     if magic != b"GGUF":
@@ -148,9 +145,7 @@ def _parse(cursor: _Cursor, full: bool) -> Header:
     metadata: dict[str, Any] = {}
     for _ in range(num_values):
         key = cursor.string()
-        value = cursor.value(cursor.number("I"), full)
-        if value is not None:
-            metadata[key] = value
+        metadata[key] = cursor.value(cursor.number("I"))
     entries = [_entry(cursor) for _ in range(num_tensors)]
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
@@ -192,7 +187,10 @@ def _locate(cursor: _Cursor, name: str, shape: tuple[int, ...], number: int, sta
 
 
 def short_header(path: Path, cache_dir: str | os.PathLike[str] | None = None) -> Header:
-    """The header without its long arrays, from the cache where the file has not changed since."""
+    """The header without its long arrays (the vocabulary), from the cache where the file is unchanged.
+
+    An end-of-turn token that only the vocabulary shows is filled in as `tokenizer.ggml.eot_token_id`.
+    """
     if not path.is_file():
         raise ModelError(f"{path}: no such file")
     stored = cached(path, cache_dir, "header.json", HEADER_VERSION)
@@ -200,10 +198,14 @@ def short_header(path: Path, cache_dir: str | os.PathLike[str] | None = None) ->
     if value is not None:
         tensors = {n: TensorInfo(**{**t, "shape": tuple(t["shape"])}) for n, t in value["tensors"].items()}
         return Header(path, value["metadata"], tensors)
-    header = read_header(path, full=False)
-    content = {"metadata": header.metadata, "tensors": {n: asdict(t) for n, t in header.tensors.items()}}
+    header = read_header(path)
+    metadata = {k: v for k, v in header.metadata.items() if not (isinstance(v, list) and len(v) > LONG_ARRAY)}
+    eot = find_end_of_turn(header.metadata)
+    if eot is not None:
+        metadata["tokenizer.ggml.eot_token_id"] = eot
+    content = {"metadata": metadata, "tensors": {n: asdict(t) for n, t in header.tensors.items()}}
     try_write(stored, json.dumps(content))
-    return header
+    return Header(path, metadata, header.tensors)
 
 
 def cached(path: Path, cache_dir: str | os.PathLike[str] | None, name: str, version: int) -> Path:

@@ -22,14 +22,12 @@ from piecework.weights.gguf.pretokenize import (
     backend_pre_tokenizer,
     pre_tokenizer_kind,
 )
+from piecework.weights.gguf.special import BYTE, CONTROL, USER_DEFINED, end_ids, token_id
 
 log = logging.getLogger(__name__)
 
 TOKENIZER_VERSION = 1
-_CONTROL, _USER_DEFINED, _BYTE = 3, 4, 6  # of llama.cpp's token types
 _SPACE = "\u2581"  # sentencepiece writes a space like this
-# Tokens that end a turn of a chat. A file that names no eot token means the one of these that it has.
-_END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
 class TokenizerMeta(TypedDict):
@@ -86,10 +84,10 @@ def build_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, TokenizerMeta]
     else:
         raise ModelError(f"tokenizer.ggml.model={model!r} is not supported: gpt2 (byte-level BPE) or llama")
     kinds = metadata.get("tokenizer.ggml.token_type") or []
-    for kind, special in ((_CONTROL, True), (_USER_DEFINED, False)):
+    for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         chosen = [t for t, k in zip(tokens, kinds, strict=False) if k == kind and t]
         tokenizer.add_tokens([AddedToken(t, normalized=False, special=special) for t in chosen])
-    meta = _meta(metadata, tokens, kinds, add_bos)
+    meta = _meta(metadata, add_bos)
     _add_ends(tokenizer, tokens, meta)
     return tokenizer, meta
 
@@ -154,7 +152,7 @@ def _merges_of_scores(tokens: list[str], scores: list[float], kinds: list[int]) 
     Sentencepiece merges the pair whose result has the best score; so a merge's rank is its result's score.
     """
     if len(kinds) == len(tokens):
-        pieces = {t: i for i, t in enumerate(tokens) if kinds[i] not in (_CONTROL, _BYTE)}
+        pieces = {t: i for i, t in enumerate(tokens) if kinds[i] not in (CONTROL, BYTE)}
     else:
         pieces = {t: i for i, t in enumerate(tokens)}
     ranked: list[tuple[float, int, int, str, str]] = []
@@ -167,21 +165,12 @@ def _merges_of_scores(tokens: list[str], scores: list[float], kinds: list[int]) 
     return [(left, right) for *_, left, right in ranked]
 
 
-def _meta(metadata: dict[str, Any], tokens: list[str], kinds: list[int], add_bos: bool) -> TokenizerMeta:
-    def token_id(name: str) -> int | None:
-        value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-        return value if isinstance(value, int) and 0 <= value < len(tokens) else None
-
-    eot = token_id("eot")
-    if eot is None:
-        control = {t: i for i, (t, k) in enumerate(zip(tokens, kinds, strict=False)) if k == _CONTROL}
-        eot = next((control[t] for t in _END_OF_TURN if t in control), None)
-    ends = [i for i in (token_id("eos"), eot, token_id("eom")) if i is not None]
+def _meta(metadata: dict[str, Any], add_bos: bool) -> TokenizerMeta:
     return {
-        "bos_id": token_id("bos"),
-        "eos_ids": list(dict.fromkeys(ends)),
-        "pad_id": token_id("padding"),
-        "unk_id": token_id("unknown"),
+        "bos_id": token_id(metadata, "bos"),
+        "eos_ids": end_ids(metadata),
+        "pad_id": token_id(metadata, "padding"),
+        "unk_id": token_id(metadata, "unknown"),
         "add_bos": bool(metadata.get("tokenizer.ggml.add_bos_token", add_bos)),
         "add_eos": bool(metadata.get("tokenizer.ggml.add_eos_token", False)),
         "chat_template": metadata.get("tokenizer.chat_template"),

@@ -1,0 +1,132 @@
+"""Open a checkpoint, and fill a model with it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from torch import Tensor, nn
+
+from piecework.errors import ConfigError, ModelError
+from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.dummy import DummyCheckpoint
+from piecework.weights.folder import read_config, read_generation_config
+from piecework.weights.names import Piece, is_harmless, pieces_of
+from piecework.weights.source import Source
+
+log = logging.getLogger(__name__)
+
+LISTED = 50  # names of each kind in one error
+THREADS = 4  # that read at once; each has its own few megabytes of working memory
+
+
+def open_checkpoint(
+    source: Source,
+    load_format: str = "auto",
+    seed: int = 0,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> Checkpoint:
+    """Open the weights of a source; nothing of them is read yet.
+
+    Args:
+        load_format: auto, safetensors, gguf or dummy; dummy takes only the configuration of the source.
+        seed: of dummy weights.
+        cache_dir: where parsed headers are kept; see `cache_root`.
+    """
+    if load_format == "dummy":
+        return _dummy(source, seed, cache_dir)
+    expected = {"auto": source.kind, "gguf": "gguf", "safetensors": "folder"}.get(load_format)
+    if expected != source.kind:
+        raise ConfigError("load_format", load_format, f"one that fits the {source.kind} {source.path}")
+    if source.kind == "gguf":
+        from piecework.weights.gguf.checkpoint import GgufCheckpoint
+
+        return GgufCheckpoint(source.path, cache_dir)
+    from piecework.weights.safetensors import SafetensorsCheckpoint
+
+    return SafetensorsCheckpoint(source.path)
+
+
+def _dummy(source: Source, seed: int, cache_dir: str | os.PathLike[str] | None) -> DummyCheckpoint:
+    if source.kind == "folder":
+        config, generation = read_config(source.path), read_generation_config(source.path)
+        return DummyCheckpoint(config, generation, seed, str(source.path))
+    from piecework.weights.gguf.checkpoint import GgufCheckpoint
+
+    real = GgufCheckpoint(source.path, cache_dir)
+    real.close()
+    return DummyCheckpoint(real.config, real.generation_config, seed, real.where)
+
+
+def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Fill every parameter of `model`, each exactly once, or raise one ModelError that lists all faults.
+
+    The faults are weights that are missing in the checkpoint, that no parameter takes (but for those in
+    `piecework.weights.names.HARMLESS` and a tied head), and that have another shape. They are found
+    before anything is read.
+    """
+    began = time.perf_counter()
+    parameters = dict(model.named_parameters())
+    plan = _plan(model, parameters, checkpoint)
+
+    def fill(step: tuple[Piece, Tensor]) -> None:
+        checkpoint.read(step[0].name, step[1])
+
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(fill, plan):
+            pass
+    log.info("%s: %d weights in %.2f s", checkpoint.where, len(plan), time.perf_counter() - began)
+
+
+def _plan(
+    model: nn.Module, parameters: Mapping[str, nn.Parameter], checkpoint: Checkpoint
+) -> list[tuple[Piece, Tensor]]:
+    """Each weight to read and the part of a parameter that it fills."""
+    packed: dict[str, tuple[str, ...]] = getattr(model, "packed_modules", {})
+    offered = set(checkpoint.names())
+    plan: list[tuple[Piece, Tensor]] = []
+    for name, parameter in parameters.items():
+        module: Any = model.get_submodule(name.rpartition(".")[0])
+        sizes = getattr(module, "sizes", None)
+        pieces = pieces_of(name, parameter.shape, packed, sizes, offered.__contains__)
+        plan.extend((piece, piece.view(parameter.detach())) for piece in pieces)
+    if isinstance(checkpoint, DummyCheckpoint):
+        return plan
+    wanted = {piece.name: tuple(view.shape) for piece, view in plan}
+    faults = [
+        ("missing", [f"{n} {list(s)}" for n, s in wanted.items() if n not in offered]),
+        (
+            "unexpected",
+            [
+                f"{n} {list(checkpoint.shape(n))}"
+                for n in sorted(offered - set(wanted))
+                if not is_harmless(n, parameters)
+            ],
+        ),
+        (
+            "of another shape",
+            [
+                f"{n} {list(checkpoint.shape(n))}, the model has {list(s)}"
+                for n, s in wanted.items()
+                if n in offered and checkpoint.shape(n) != s
+            ],
+        ),
+    ]
+    if any(lines for _, lines in faults):
+        raise ModelError(_report(checkpoint.where, faults))
+    return plan
+
+
+def _report(where: str, faults: list[tuple[str, list[str]]]) -> str:
+    text = [f"{where}: the weights do not fit the model"]
+    for kind, lines in faults:
+        if lines:
+            more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []
+            text.append(f"{len(lines)} {kind}:")
+            text.extend(f"  {line}" for line in lines[:LISTED] + more)
+    return "\n".join(text)

