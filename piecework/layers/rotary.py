@@ -1,7 +1,8 @@
 """Rotary position embedding: the table of cosines and sines, with the usual ways to scale it.
 
 The formulas are those of transformers' `modeling_rope_utils` (its documentation: "Utilities for Rotary
-Embedding"), so that checkpoints mean the same here; the original sources are named at each.
+Embedding"), in the same order of operations, since an angle at position 100,000 shows the last bit of a
+frequency. The original sources are named at each.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
     Unscaled: theta^(-2 i / rotary_dim) (Su et al. 2021, arXiv:2104.09864, section 3.2.2). Linear: all
     divided by `factor` (Chen et al. 2023, arXiv:2306.15595).
     """
-    exponents = torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim
-    plain = 1.0 / rope.theta**exponents
+    periods = rope.theta ** (torch.arange(0, rotary_dim, 2, dtype=torch.float32) / rotary_dim)
+    plain = 1.0 / periods
     if rope.type == "default":
         return plain
     if rope.type == "linear":
@@ -30,7 +31,7 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int) -> Tensor:
     if rope.type == "llama3":
         return _llama3(rope, plain)
     if rope.type == "yarn":
-        return _yarn(rope, plain, rotary_dim)
+        return _yarn(rope, periods, rotary_dim)
     raise ConfigError("rope_type", rope.type, "one of default, linear, llama3, yarn")
 
 
@@ -40,13 +41,13 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
     A wave is short when it fits into the original context `high_freq_factor` times or more often, and
     long when it fits `low_freq_factor` times or less often.
     """
-    turns = rope.original_max_position * plain / (2 * math.pi)
+    turns = rope.original_max_position / (2 * math.pi / plain)
     blend = (turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
     keep = blend.clamp(0, 1)
-    return keep * plain + (1 - keep) * plain / rope.factor
+    return (1 - keep) * plain / rope.factor + keep * plain
 
 
-def _yarn(rope: RopeConfig, plain: Tensor, rotary_dim: int) -> Tensor:
+def _yarn(rope: RopeConfig, periods: Tensor, rotary_dim: int) -> Tensor:
     """Keep fast channels, divide slow ones by `factor`, with a ramp between (NTK by parts).
 
     Peng et al. 2023, arXiv:2309.00071, section 3.2. The ramp runs from the channel that turns `beta_fast`
@@ -63,8 +64,9 @@ def _yarn(rope: RopeConfig, plain: Tensor, rotary_dim: int) -> Tensor:
     low, high = max(low, 0), min(high, rotary_dim - 1)
     # A ramp of no width would divide by zero; transformers widens it by the same amount.
     width = high - low or 0.001
-    divide = ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
-    return divide * plain / rope.factor + (1 - divide) * plain
+    keep = 1 - ((torch.arange(rotary_dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
+    slow, fast = 1.0 / (rope.factor * periods), 1.0 / periods
+    return (1 - keep) * slow + keep * fast
 
 
 def attention_factor(rope: RopeConfig) -> float:
