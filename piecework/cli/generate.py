@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piecework.cli.flags import add_config_flags, config_from_args
 from piecework.cli.json_lines import to_json
+from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.prompts import Prompt, read_prompts
 from piecework.cli.sampling_flags import add_sampling_flags, sampling_changes
@@ -39,6 +40,7 @@ def run(arguments: Sequence[str]) -> int:
     if args.system is not None and not args.chat:
         raise UserError("--system needs --chat")
     prompts = read_prompts([*args.prompts, *args.prompt], args.prompt_file)
+    show_logs(config.log_level)
 
     from piecework.engine.service import Service
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +27,7 @@ def run(arguments: Sequence[str]) -> int:
 
     from piecework.weights.source import resolve
 
-    source = resolve(args.model, revision=args.revision, cache_dir=args.cache_dir)
+    source = resolve(args.model, revision=args.revision, cache_dir=args.cache_dir, progress=_tell)
     path = Path(source.path)
     size = disk_size(path)
     if args.json:
@@ -34,6 +35,10 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print(f"{path} ({source.kind}, {format_size(size)})")
     return 0
+
+
+def _tell(line: str) -> None:
+    print(f"piecework: {line}", file=sys.stderr, flush=True)
 
 
 def disk_size(path: Path) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser
 from piecework.config import EngineConfig, ServerConfig
 
@@ -20,7 +21,11 @@ def run(arguments: Sequence[str]) -> int:
     args = parser.parse(arguments)
     engine = config_from_args(EngineConfig, args)
     server = config_from_args(ServerConfig, args)
+    show_logs(engine.log_level)
 
     from piecework.server.run import serve
 
-    return int(serve(engine, server) or 0)
+    def announce(url: str) -> None:
+        print(f"Serving {engine.load.model} at {url}", flush=True)
+
+    return serve(engine, server, on_ready=announce)

@@ -1,0 +1,131 @@
+"""`piecework bench`: latency and throughput of the engine, and load on a server."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from typing import Any
+
+from piecework.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
+from piecework.cli.flags import add_config_flags, config_from_args, flag_name
+from piecework.cli.logs import show_logs
+from piecework.cli.parser import Parser, UserError
+from piecework.cli.progress import progress
+from piecework.config import EngineConfig, leaves, read_file, select
+
+KINDS = {
+    "serving": "load on an OpenAI-compatible server, another one (--base-url) or one started for the run",
+    "latency": "one batch of a fixed shape, again and again, without a server",
+    "throughput": "many prompts at once, without a server",
+}
+# What still means something to a server that runs elsewhere: its model's name, how to count tokens, the seed.
+_REMOTE = ("model", "tokenizer", "seed", "revision", "cache_dir", "log_level")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one benchmark; returns 1 where a request of `serving` failed."""
+    kind = arguments[0] if arguments else ""
+    if kind in ("-h", "--help"):
+        print("usage: piecework bench KIND [flags]\n\nkinds:")
+        print("\n".join(f"  {name:<11} {text}" for name, text in KINDS.items()))
+        return 0
+    if kind not in KINDS:
+        raise UserError(f"bench needs one of {', '.join(KINDS)}; got {kind!r}")
+    return {"serving": _serving, "latency": _latency, "throughput": _throughput}[kind](arguments[1:])
+
+
+def _parse(kind: str, options: type, arguments: Sequence[str]) -> argparse.Namespace:
+    parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_config_flags(parser, options, EngineConfig)
+    return parser.parse(arguments)
+
+
+def _latency(arguments: Sequence[str]) -> int:
+    from piecework.bench.latency import run_latency
+    from piecework.bench.report import latency_block
+
+    args = _parse("latency", LatencyOptions, arguments)
+    options = config_from_args(LatencyOptions, args)
+    with progress("latency", options.num_iters + options.num_iters_warmup) as done:
+        report = _offline(args, lambda service, seed: run_latency(service, options, seed, done))
+    print(json.dumps(report) if args.json else latency_block(report))
+    return 0
+
+
+def _throughput(arguments: Sequence[str]) -> int:
+    from piecework.bench.report import throughput_block
+    from piecework.bench.throughput import run_throughput
+
+    args = _parse("throughput", ThroughputOptions, arguments)
+    options = config_from_args(ThroughputOptions, args)
+    with progress("prompts", options.num_prompts) as done:
+        report = _offline(args, lambda service, seed: run_throughput(service, options, seed, done))
+    print(json.dumps(report) if args.json else throughput_block(report))
+    return 0
+
+
+def _offline(args: argparse.Namespace, measure: Callable[[Any, int], dict[str, Any]]) -> dict[str, Any]:
+    config = config_from_args(EngineConfig, args)
+    show_logs(config.log_level)
+
+    from piecework.engine.service import Service
+
+    with closing(Service(config)) as service:
+        return measure(service, config.load.seed)
+
+
+def _serving(arguments: Sequence[str]) -> int:
+    from piecework.bench.own_server import own_server
+    from piecework.bench.report import serving_block
+    from piecework.bench.serving import make_requests, run_serving
+
+    args = _parse("serving", ServingOptions, arguments)
+    options = config_from_args(ServingOptions, args)
+    config = config_from_args(EngineConfig, args)
+    show_logs(config.log_level)
+    if options.base_url is not None:
+        _refuse_engine_settings(args)
+    requests = make_requests(options, config.load.seed, _counter(config, args, options))
+    with ExitStack() as stack:
+        url, model = options.base_url, getattr(args, "model", None)
+        if url is None:
+            url, model = stack.enter_context(own_server(_given(args), options.api_key)), None
+        done = stack.enter_context(progress("requests", len(requests)))
+        report = asyncio.run(run_serving(url, model, options, requests, config.load.seed, done))
+    print(json.dumps(report) if args.json else serving_block(report))
+    return int(report["failed"] > 0)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The engine's settings that were given, in a file or as flags."""
+    file = select(EngineConfig, read_file(args.config)) if args.config else {}
+    return {**file, **select(EngineConfig, vars(args))}
+
+
+def _refuse_engine_settings(args: argparse.Namespace) -> None:
+    given = [name for name in leaves(EngineConfig) if hasattr(args, name) and name not in _REMOTE]
+    if given:
+        flags = ", ".join(map(flag_name, given))
+        raise UserError(f"{flags} cannot be set on the server at --base-url; give it to that server")
+
+
+def _counter(config: EngineConfig, args: argparse.Namespace, options: ServingOptions) -> Callable[[str], int]:
+    """How to count tokens: with the model's tokenizer where it is here, else by words."""
+    from piecework.bench.datasets import words_tokens
+
+    if options.base_url is not None and not hasattr(args, "tokenizer"):
+        return words_tokens
+
+    from piecework.tokenizer.load import load_tokenizer
+    from piecework.weights.source import resolve
+
+    load = config.load
+    source = resolve(load.tokenizer or load.model, revision=load.revision, cache_dir=load.cache_dir)
+    tokenizer = load_tokenizer(source, cache_dir=load.cache_dir)
+    if tokenizer is None:
+        return words_tokens
+    return lambda text: len(tokenizer.encode(text))

@@ -1,0 +1,22 @@
+"""Where log records go: one line each on standard error, from the level of `--log-level` on."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+
+def show_logs(level: str) -> None:
+    """Print the records of the package from `level` on; the root logger is left to others."""
+    logger = logging.getLogger("piecework")
+    logger.setLevel(level.upper())
+    logger.propagate = False
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Line())
+    logger.handlers[:] = [handler]
+
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        text = f"piecework: {record.levelname.lower()}: {record.getMessage()}"
+        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
