@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from dense_kv import DenseKV
 from hf_weights import copy_weights
-from tiny import NAMES, randomize, tiny_config, tiny_model
+from reference import load_reference
+from tiny import NAMES, randomize, save_tiny, tiny_config, tiny_model
 from torch import Tensor
 
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig, RopeConfig
 from piecework.models.decoder import CausalLM
+from piecework.weights.load import load_weights, open_checkpoint
+from piecework.weights.source import resolve
 
 PROMPT, STEPS = 21, 16
 LINEAR = {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.5}
@@ -49,6 +53,16 @@ def ours(reference: Any, dtype: torch.dtype = torch.float32, **wrong: Any) -> Ca
     return model
 
 
+def loaded(folder: Path) -> CausalLM:
+    """The model of a folder, read by the package's own loader."""
+    checkpoint = open_checkpoint(resolve(str(folder)))
+    config = ModelConfig.from_dict(checkpoint.config)
+    model = build_model(config, dtype=torch.float32, device="cpu", max_positions=PROMPT + STEPS)
+    load_weights(model, checkpoint)
+    checkpoint.close()
+    return model
+
+
 def reference_run(reference: Any) -> tuple[Tensor, Tensor]:
     """Random tokens [PROMPT + STEPS] and the reference's logits at each of them."""
     generator = torch.Generator().manual_seed(1)
@@ -69,10 +83,10 @@ def worst(got: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("name", "overrides"), CASES, ids=lambda v: v if isinstance(v, str) else "-".join(v))
-def test_logits_equal_transformers(name: str, overrides: dict[str, Any]) -> None:
-    reference = tiny_model(name, **overrides)
-    ids, expected = reference_run(reference)
-    got = our_run(ours(reference), ids)
+def test_logits_equal_transformers(name: str, overrides: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, name, **overrides)
+    ids, expected = reference_run(load_reference(folder))
+    got = our_run(loaded(folder), ids)
     assert got.shape == expected.shape
     print(f"MAXERR {name} {overrides} {worst(got, expected):.2e}")
     assert worst(got, expected) < 1e-4
