@@ -14,12 +14,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from piecework.server.errors import ApiError
 from piecework.server.streaming import encode_json
 
-HEADER_SECONDS = 30.0
-
 
 class Connection(H11Protocol):
-    """Closes itself when a request's headers are not complete after `HEADER_SECONDS`."""
+    """Closes itself when a request's headers are not complete after `header_seconds`."""
 
+    header_seconds = 30.0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -57,7 +56,7 @@ class Connection(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._stop()
         elif self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+            self._deadline = self.loop.call_later(self.header_seconds, self.transport.close)
 
     def _stop(self) -> None:
         if self._deadline is not None:

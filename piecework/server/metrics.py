@@ -57,9 +57,9 @@ class ServerMetrics:
             self._itl.observe(seconds)
 
     def answered(self, scope: Scope, status: int) -> None:
-        """An HTTP request was answered. Paths without a route share one label: paths are unbounded."""
+        """An HTTP request was answered. Unknown paths and methods share one label each."""
         route = getattr(scope.get("route"), "path", "none")
-        method = scope["method"] if route != "none" else "other"
+        method = "other" if route == "none" or status == 405 else scope["method"]
         self._http.labels(route, method, str(status)).inc()
 
     def text(self) -> bytes:

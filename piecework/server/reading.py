@@ -22,14 +22,19 @@ _IN_THREAD_BYTES = 64 * 1024
 RequestModel = TypeVar("RequestModel", bound=BaseModel)
 
 
-async def read_request(request: Request, model: type[RequestModel], max_bytes: int) -> RequestModel:
-    """Read and check a JSON body of at most `max_bytes`. Raises ApiError (408, 413, 415) or RequestError."""
+async def read_request(
+    request: Request, model: type[RequestModel], max_bytes: int, seconds: float = BODY_SECONDS
+) -> RequestModel:
+    """Read and check a JSON body of at most `max_bytes` that arrives within `seconds`.
+
+    Raises ApiError (408, 413, 415) or RequestError.
+    """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
         shown = kind[:80] or "none"
         message = f"Content-Type {shown} is not allowed: send the body as application/json"
         raise ApiError(415, message, code="unsupported_media_type")
-    body = await _read_body(request, max_bytes)
+    body = await _read_body(request, max_bytes, seconds)
     if len(body) < _IN_THREAD_BYTES:
         return parse(model, body)
     return await asyncio.to_thread(parse, model, body)
@@ -52,7 +57,7 @@ def parse(model: type[RequestModel], body: bytes) -> RequestModel:
         raise _translate(model, error.errors(include_url=False)) from error
 
 
-async def _read_body(request: Request, max_bytes: int) -> bytes:
+async def _read_body(request: Request, max_bytes: int, seconds: float) -> bytes:
     """Collect the body, counting what really arrives: a chunked body brings no length."""
     length = request.headers.get("content-length", "")
     if length.isdigit() and int(length) > max_bytes:
@@ -60,13 +65,13 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
         raise _too_large(max_bytes)
     body = bytearray()
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with asyncio.timeout(seconds):
             async for chunk in request.stream():
                 body += chunk
                 if len(body) > max_bytes:
                     break
     except TimeoutError as error:
-        message = f"the body did not arrive within {BODY_SECONDS:g} seconds"
+        message = f"the body did not arrive within {seconds:g} seconds"
         raise ApiError(408, message, code="request_timeout", headers={"Connection": "close"}) from error
     except ClientDisconnect as error:
         raise ApiError(400, "the client left before the body was complete", code="disconnected") from error

@@ -126,8 +126,6 @@ def _with_key(config: ServerConfig) -> ServerConfig:
 
 def _bind(host: str, port: int) -> socket.socket:
     """Take the port, so that a taken one is an error now and not after the model was loaded."""
-    if not 0 <= port <= 65535:
-        raise ConfigError("port", port, "a port from 0 to 65535")
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
