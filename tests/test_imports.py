@@ -13,7 +13,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "piecework"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-BOTTOM = {"version", "errors", "units", "config", "sampling", "profile"}
+BOTTOM = {"compilation", "version", "errors", "units", "config", "sampling", "profile"}
 MODEL = {"ops", "layers", "models"}
 BESIDE = {"weights", "tokenizer"}
 RUN = {"devices", "kvcache", "runner"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,12 +50,12 @@ def random_lengths(count: int, mean: int, ratio: float, rng: random.Random) -> l
 
 
 def random_prompt(length: int, rng: random.Random, count_tokens: CountTokens) -> str:
-    """Return random words of `length` tokens; one or two less where the vocabulary splits words."""
+    """Return as many random words as fit into `length` tokens, and at least one."""
     words = rng.choices(_WORDS, k=length)
-    while len(words) > 1 and count_tokens(" ".join(words)) > length:
-        excess = count_tokens(" ".join(words)) - length
-        words = words[: max(1, len(words) - max(1, excess // 2))]
-    return " ".join(words)
+    if count_tokens(" ".join(words)) <= length:
+        return " ".join(words)
+    fit = bisect_right(range(1, length), length, key=lambda n: count_tokens(" ".join(words[:n])))
+    return " ".join(words[: max(1, fit)])
 
 
 def random_requests(
