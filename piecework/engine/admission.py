@@ -77,7 +77,8 @@ class Admission:
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < self._vocab_size:
                 raise RequestError(
-                    f"{param} has the token id {token!r}; allowed are integers from 0 to {self._vocab_size - 1}",
+                    f"{param} has the token id {token!r}; allowed are integers from 0 to "
+                    f"{self._vocab_size - 1}",
                     param=param,
                 )
 
@@ -87,8 +88,8 @@ class Admission:
             return room
         if params.max_tokens > room:
             raise RequestError(
-                f"max_tokens={params.max_tokens} is not allowed: the prompt has {prompt_length} tokens and the "
-                f"context {self._max_model_len}, which leaves {room}",
+                f"max_tokens={params.max_tokens} is not allowed: the prompt has {prompt_length} tokens and "
+                f"the context {self._max_model_len}, which leaves {room}",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from piecework.engine.outputs import Delta, Timing, Usage
 from piecework.profile import now
@@ -73,7 +74,7 @@ class Request:
             self._scheduled_at = now()
 
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> Delta:
-        """Take the next token, and tell what it adds; the delta ends the request if it has a finish_reason."""
+        """Take the next token and tell what it adds; with a finish_reason the delta ends the request."""
         self.output_ids.append(token_id)
         self._token_times.append(now())
         may_stop = len(self.output_ids) >= self.params.min_tokens
@@ -135,5 +136,5 @@ class Request:
             queue=(self._scheduled_at or end) - self.arrival,
             ttft=(times[0] - self.arrival) if times else 0.0,
             e2e=end - self.arrival,
-            itl=tuple(b - a for a, b in zip(times, times[1:], strict=False)),
+            itl=tuple(b - a for a, b in pairwise(times)),
         )

@@ -149,7 +149,7 @@ class Service:
         }
 
     def drain(self, timeout: float) -> bool:
-        """Take no new requests and wait for the running ones; False where some were left after `timeout` s."""
+        """Take no new requests and wait for the running ones; False where `timeout` s were not enough."""
         with self._lock:
             self._draining = True
             return self._lock.wait_for(lambda: not self._open or self._dead is not None, timeout)

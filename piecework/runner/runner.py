@@ -9,7 +9,7 @@ from torch import Tensor
 
 from piecework.devices import Device
 from piecework.kvcache import PagedKVCache
-from piecework.models.base import CausalLM
+from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.batch import AttentionMetadata, BatchItem, ItemResult, build_inputs
@@ -80,7 +80,7 @@ def draw(logits: Tensor, states: Sequence[SamplingState]) -> list[ItemResult]:
     try:
         sampled = sample(logits, states)
     except NonFiniteLogitsError as error:
-        bad = {row: f"the model gave logits that are not finite numbers ({error})" for row in error.rows}
+        bad = dict.fromkeys(error.rows, f"the model's logits are not finite ({error})")
         good = [row for row in range(len(states)) if row not in bad]
         sampled = sample(logits[good], [states[row] for row in good])
     drawn = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))

@@ -38,7 +38,7 @@ def test_shared_pages_stay_until_the_last_owner_leaves():
     assert pool.used == 2
     pool.release(pages)
     assert pool.used == 0
-    with pytest.raises(PageError, match="page .* is not in use"):
+    with pytest.raises(PageError, match="is not in use"):
         pool.release(pages)
     with pytest.raises(PageError, match="page 0"):
         pool.share([0])
