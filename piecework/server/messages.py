@@ -7,6 +7,7 @@ from typing import Any
 
 from piecework.errors import RequestError
 from piecework.server.reading import shorten
+from piecework.tokenizer.messages import read_messages
 
 ROLES = {
     "system": "system",
@@ -25,27 +26,22 @@ def normalise(messages: list[Any]) -> list[dict[str, Any]]:
 
     Raises RequestError with a `param` such as `messages[1].content[0].type`.
     """
-    if not messages:
-        raise _refuse("messages", messages, "a list with at least one message")
-    return [_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
+    return read_messages([_message(f"messages[{i}]", message) for i, message in enumerate(messages)])
 
 
 def _message(at: str, message: Any) -> dict[str, Any]:
+    """Check what the API prescribes; contents are checked where they are read for the template."""
     if not isinstance(message, dict):
         raise _refuse(at, message, "an object with role and content")
     role = message.get("role")
     if not isinstance(role, str) or role not in ROLES:
         raise _refuse(f"{at}.role", role, "one of " + ", ".join(ROLES))
-    found: dict[str, Any] = {"role": ROLES[role]}
+    found: dict[str, Any] = {"role": ROLES[role], "content": message.get("content")}
     calls = message.get("tool_calls")
     if calls:
         found["tool_calls"] = _tool_calls(f"{at}.tool_calls", calls)
-    content = message.get("content")
-    if content is None:
-        if not (role == "assistant" and calls):
-            raise _refuse(f"{at}.content", content, "a string or a list of text parts")
-        content = ""
-    found["content"] = _content(f"{at}.content", content)
+    if found["content"] is None and not (role == "assistant" and calls):
+        raise _refuse(f"{at}.content", None, "a string or a list of text parts")
     for name, value in message.items():
         if value is None or name in ("role", "content", "tool_calls") or name in _IGNORED:
             continue
@@ -56,24 +52,6 @@ def _message(at: str, message: Any) -> dict[str, Any]:
             raise _refuse(f"{at}.{name}", value, "a string")
         found[name] = value
     return found
-
-
-def _content(at: str, content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
-        raise _refuse(at, content, "a string or a list of text parts")
-    return "".join(_part(f"{at}[{i}]", part) for i, part in enumerate(content))
-
-
-def _part(at: str, part: Any) -> str:
-    if not isinstance(part, dict):
-        raise _refuse(at, part, "an object {'type': 'text', 'text': ...}")
-    if part.get("type") != "text":
-        raise _refuse(f"{at}.type", part.get("type"), "'text'; this server takes no other kind of part")
-    if not isinstance(part.get("text"), str):
-        raise _refuse(f"{at}.text", part.get("text"), "a string")
-    return str(part["text"])
 
 
 def _tool_calls(at: str, calls: Any) -> list[dict[str, Any]]:

@@ -49,7 +49,7 @@ class PromptReader:
                 text = tokenizer.chat_prompt(messages, **arguments)
             else:
                 text = _open_ended(tokenizer.chat_prompt(messages, **arguments), messages[-1])
-            return tokenizer.encode(text, add_special_tokens=False)
+            return tokenizer.encode(text, add_special_tokens=False, param="messages")
 
         return await asyncio.to_thread(work)
 
@@ -118,7 +118,7 @@ class PromptReader:
 
 def _open_ended(prompt: str, last: dict[str, Any]) -> str:
     """Cut a rendered prompt right after the last message, so that the model goes on with it."""
-    content = last["content"].lstrip()
+    content = last.get("content", "").lstrip()
     place = prompt.rfind(content.rstrip()) if content else -1
     if last["role"] != "assistant" or place < 0:
         raise RequestError(

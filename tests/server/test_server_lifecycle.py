@@ -136,7 +136,7 @@ def start(folder: str, log: Path, *flags: str) -> ServerProcess:
 def test_sigterm_in_mid_stream_drains(folder: str, tmp_path: Path) -> None:
     with start(folder, tmp_path / "log") as server, ThreadPoolExecutor(1) as pool:
         create = server.client().chat.completions.create
-        options: dict[str, Any] = {**LONG, "max_tokens": 400, "extra_body": ENDLESS}
+        options: dict[str, Any] = {**LONG, "max_tokens": 200, "extra_body": ENDLESS}
         stream = create(**options, stream=True)
         chunks = [next(stream)]
         whole = pool.submit(create, **options)
@@ -149,22 +149,21 @@ def test_sigterm_in_mid_stream_drains(folder: str, tmp_path: Path) -> None:
         assert "shutting down" in late.json()["error"]["message"] and late.headers["retry-after"]
         chunks += list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
-        assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 100
-        assert whole.result(30).usage.completion_tokens == 400
+        assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 50
+        assert whole.result(30).usage.completion_tokens == 200
         assert server.wait() == 0
         assert "Traceback" not in server.log
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_at_once(folder: str, tmp_path: Path, number: signal.Signals) -> None:
+def test_a_second_signal_ends_at_once(folder: str, tmp_path: Path) -> None:
     with start(folder, tmp_path / "log") as server:
         stream = server.client().chat.completions.create(**LONG, stream=True, extra_body=ENDLESS)
         next(stream)
-        server.signal(number)
+        server.signal(signal.SIGINT)
         eventually(lambda: server.get("/health").status_code == 503)
         begun = time.time()
-        server.signal(number)
-        assert server.wait() == 128 + number and time.time() - begun < 3
+        server.signal(signal.SIGTERM)
+        assert server.wait() == 128 + signal.SIGTERM and time.time() - begun < 3
 
 
 def test_a_taken_port_is_an_error_before_the_model_is_loaded(server: ServerProcess, tmp_path: Path) -> None:
