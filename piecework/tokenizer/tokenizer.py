@@ -62,10 +62,15 @@ class Tokenizer:
         Raises:
             RequestError: `text` is not a valid Unicode string; names the field `param`.
         """
+        if not isinstance(text, str):  # a batch would take a pair of texts
+            raise _unusable(text, param)
+        # Encoding one text holds the interpreter lock, a batch of one does not: a long prompt must not
+        # stop the other threads. The tokens are the same.
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         except TypeError as error:
             raise _unusable(text, param) from error
+        ids: list[int] = batch[0].ids
         return ids
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
