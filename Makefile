@@ -1,0 +1,52 @@
+# make run   answer a question with the default model
+# make test  everything that has to hold before a change lands
+#
+# Both make .venv at the first call. PIP_FLAGS goes to pip, PROMPT to the model.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_FLAGS ?=
+PROMPT ?= What is the capital of France?
+CHECKED := piecework tests
+
+.DEFAULT_GOAL := help
+.PHONY: help run test slow lint format clean
+
+help:
+	@sed -n 's/^# \?//p;/^$$/q' Makefile
+
+run: $(VENV)/.installed
+	@$(BIN)/piecework pull
+	@$(BIN)/piecework generate --chat --temperature 0 --prompt "$(PROMPT)"
+
+test: lint
+	$(BIN)/pytest
+
+slow: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "slow and not gpu and not npu"
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/interrogate piecework
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix $(CHECKED)
+	$(BIN)/ruff format $(CHECKED)
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The stamps make a second call start at once; a change of the dependencies installs again.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[dev]"
+	@touch $(VENV)/.installed $@
