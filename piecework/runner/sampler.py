@@ -18,6 +18,8 @@ from piecework.sampling import SamplingParams, TokenLogprob
 LOWEST_LOGPROB = -9999.0
 """Stands for minus infinity, which JSON can't say; OpenAI's API uses the same number."""
 
+# Other devices may lack float64 or a sorted search: their logits are copied to the host first.
+_SAMPLING_DEVICES = ("cpu", "cuda")
 # Log probabilities take a float32 copy of their rows; this many at a time bound it.
 _LOGPROB_ROWS = 32
 
@@ -74,7 +76,7 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
         raise ValueError(f"logits of shape {tuple(logits.shape)} do not fit {len(states)} sampling states")
     if not states:
         return Sampled([], [])
-    logits = logits.detach()
+    logits = _usable(logits)
     values = logits.float().contiguous()
     edited = [row for row, state in enumerate(states) if needs_edit(state)]
     if edited:
@@ -104,7 +106,12 @@ def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int) -> list[To
     """
     if logits.dim() != 2 or logits.shape[0] != len(targets):
         raise ValueError(f"logits of shape {tuple(logits.shape)} do not fit {len(targets)} targets")
-    return _logprobs(logits.detach(), range(len(targets)), targets, [top] * len(targets))
+    return _logprobs(_usable(logits), range(len(targets)), targets, [top] * len(targets))
+
+
+def _usable(logits: Tensor) -> Tensor:
+    logits = logits.detach()
+    return logits if logits.device.type in _SAMPLING_DEVICES else logits.cpu()
 
 
 def _sampled_logprobs(

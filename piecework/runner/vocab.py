@@ -12,12 +12,16 @@ import torch
 from torch import Tensor
 
 
+def _uses_numpy(values: Tensor) -> bool:
+    return values.device.type == "cpu"
+
+
 def argmax(values: Tensor) -> Tensor:
     """Return [R] int64, the index of each row's largest value of [R,V] float32; the lowest one among equals.
 
     A row that holds NaN gives the index of a NaN.
     """
-    if values.device.type == "cpu":
+    if _uses_numpy(values):
         return torch.from_numpy(values.numpy().argmax(axis=-1))
     return values.argmax(dim=-1)
 
@@ -25,11 +29,11 @@ def argmax(values: Tensor) -> Tensor:
 def largest(values: Tensor, count: int) -> Tensor:
     """Return [R,count], the `count` largest values of each row of [R,V] float32, in descending order."""
     size = values.shape[-1]
-    if values.device.type == "cpu":
+    if _uses_numpy(values):
         array = values.numpy()
         top = array.copy() if count == size else np.partition(array, size - count, axis=-1)[:, size - count :]
         top.sort(axis=-1)
-        return torch.from_numpy(np.ascontiguousarray(top[:, ::-1]))
+        return torch.from_numpy(top[:, ::-1].copy())  # torch takes no negative strides
     return values.topk(count, dim=-1, sorted=True).values
 
 
@@ -38,7 +42,7 @@ def nth_equal(values: Tensor, wanted: Tensor, rank: Tensor) -> Tensor:
 
     They are numbered from 0 by ascending index; there must be more than `rank[r]` of them.
     """
-    if values.device.type == "cpu":
+    if _uses_numpy(values):
         array, targets, ranks = values.numpy(), wanted.numpy(), rank.numpy()
         found = [np.flatnonzero(array[row] == targets[row])[ranks[row]] for row in range(len(array))]
         return torch.from_numpy(np.asarray(found, dtype=np.int64))
@@ -49,7 +53,7 @@ def nth_equal(values: Tensor, wanted: Tensor, rank: Tensor) -> Tensor:
 
 def ranked(values: Tensor, count: int) -> Tensor:
     """Return [R,count] int64: the indices of each row's largest values, best first, equals by index."""
-    if values.device.type == "cpu":
+    if _uses_numpy(values):
         array = values.numpy()
         last = largest(values, count)[:, -1].numpy()
         rows = []
