@@ -74,6 +74,23 @@ def test_a_stopped_engine_is_503(folder: str) -> None:
     assert ask(app, lambda client: client.post("/v1/completions", json=stream)).status_code == 503
 
 
+def test_a_long_text_does_not_hold_up_the_event_loop(service: Service) -> None:
+    app = create_app(service, ServerConfig())
+
+    async def work(client: httpx.AsyncClient) -> tuple[int, int]:
+        body = {"prompt": "the cat on the mat. " * 25_000}
+        request = asyncio.ensure_future(client.post("/tokenize", json=body))
+        turns = 0
+        while not request.done():
+            await asyncio.sleep(0.005)
+            turns += 1
+        return request.result().json()["count"], turns
+
+    count, turns = ask(app, work)
+    assert count > 100_000
+    assert turns > 15  # 2 or 3 where the loop waits for the tokenizer
+
+
 def test_a_body_that_comes_too_slowly_is_408() -> None:
     async def receive() -> Any:
         await asyncio.sleep(5)
