@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -70,7 +69,6 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     `piecework.weights.names.HARMLESS` and a tied head), and that have another shape. They are found
     before anything is read.
     """
-    began = time.perf_counter()
     parameters = dict(model.named_parameters())
     plan = _plan(model, parameters, checkpoint)
 
@@ -80,7 +78,7 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         for _ in pool.map(fill, plan):
             pass
-    log.info("%s: %d weights in %.2f s", checkpoint.where, len(plan), time.perf_counter() - began)
+    log.info("%s: %d weights read", checkpoint.where, len(plan))
 
 
 def _plan(

@@ -60,10 +60,10 @@ def pieces_of(
     parts = packed[path[-2]]
     if sizes is None or len(sizes) != len(parts) or sum(sizes) != shape[0]:
         raise ModelError(f"{name} {list(shape)} is packed of {', '.join(parts)}, but its sizes are {sizes}")
-    stem = ".".join(path[:-2])
+    stem = "".join(f"{step}." for step in path[:-2])
     firsts = [sum(sizes[:i]) for i in range(len(parts))]
     return [
-        Piece(f"{stem}.{part}.{path[-1]}", first, size)
+        Piece(f"{stem}{part}.{path[-1]}", first, size)
         for part, first, size in zip(parts, firsts, sizes, strict=True)
     ]
 

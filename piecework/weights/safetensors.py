@@ -96,6 +96,8 @@ class SafetensorsCheckpoint:
         if entry.dtype != out.dtype and not castable:
             types = f"{entry.dtype}, which does not turn into {out.dtype}"
             raise ModelError(f"{entry.file.path}: tensor {name} has dtype {types}")
+        if not out.numel():
+            return
         position = entry.start
         for part in out.view(-1).split(STEP // entry.dtype.itemsize):
             size = part.numel() * entry.dtype.itemsize

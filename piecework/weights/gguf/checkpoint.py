@@ -105,10 +105,9 @@ def _parts(name: str, info: TensorInfo, head_dim: int | None) -> dict[str, _Part
 
 def _check_whole(header: Header) -> None:
     count = header.metadata.get("split.count", 1)
-    if count > 1:
-        number = header.metadata.get("split.no", 0) + 1
+    if count != 1:
         raise ModelError(
-            f"{header.path}: part {number} of {count} of a split file is not supported: "
+            f"{header.path}: one of {count} parts of a split file (split.count) is not supported: "
             "join the parts with `llama-gguf-split --merge`"
         )
 

@@ -7,6 +7,7 @@ a numpy array for each token of the vocabulary and takes seconds; this one takes
 from __future__ import annotations
 
 import json
+import logging
 import math
 import mmap
 import os
@@ -19,6 +20,8 @@ from piecework.errors import ModelError
 from piecework.weights.cache import cache_root, file_key, try_read_json, try_write
 from piecework.weights.gguf.special import find_end_of_turn
 from piecework.weights.gguf.types import READABLE
+
+log = logging.getLogger(__name__)
 
 HEADER_VERSION = 1
 VERSIONS = (2, 3)
@@ -112,7 +115,7 @@ class _Cursor:
             return self.strings(count)
         if item in _SCALARS:
             return list(self.scalars(_SCALARS[item], count))
-        return [self.value(item) for _ in range(count)]
+        raise ModelError(f"{self.path}: a metadata value is an array of type {item}, which is not supported")
 
 
 def read_header(path: Path) -> Header:
@@ -150,7 +153,7 @@ def _parse(cursor: _Cursor) -> Header:
     alignment = metadata.get("general.alignment", 32)
     if not isinstance(alignment, int) or alignment < 1:
         raise ModelError(f"{path}: damaged: general.alignment is {alignment!r}")
-    base = math.ceil(cursor.position / alignment) * alignment
+    base = -(-cursor.position // alignment) * alignment  # the next multiple
     tensors: dict[str, TensorInfo] = {}
     for name, shape, number, offset in entries:
         if name in tensors:
@@ -196,8 +199,11 @@ def short_header(path: Path, cache_dir: str | os.PathLike[str] | None = None) ->
     stored = cached(path, cache_dir, "header.json", HEADER_VERSION)
     value = try_read_json(stored)
     if value is not None:
-        tensors = {n: TensorInfo(**{**t, "shape": tuple(t["shape"])}) for n, t in value["tensors"].items()}
-        return Header(path, value["metadata"], tensors)
+        try:
+            found = {n: {**t, "shape": tuple(t["shape"])} for n, t in value["tensors"].items()}
+            return Header(path, dict(value["metadata"]), {n: TensorInfo(**t) for n, t in found.items()})
+        except (AttributeError, KeyError, TypeError) as error:
+            log.warning("the cache file %s is damaged (%r); it is made again", stored, error)
     header = read_header(path)
     metadata = {k: v for k, v in header.metadata.items() if not (isinstance(v, list) and len(v) > LONG_ARRAY)}
     eot = find_end_of_turn(header.metadata)

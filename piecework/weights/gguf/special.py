@@ -11,9 +11,13 @@ _END_OF_TURN = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>")
 
 
 def token_id(metadata: dict[str, Any], name: str) -> int | None:
-    """The id of the special token `name` (bos, eos, eot, eom, padding, unknown), or None."""
+    """The id of the special token `name` (bos, eos, eot, eom, padding, unknown), or None.
+
+    An id beyond the vocabulary means none; converters write 2**32 - 1 for that.
+    """
     value = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return value if isinstance(value, int) and value >= 0 else None
+    limit = len(metadata.get("tokenizer.ggml.tokens") or ()) or 2**31
+    return value if isinstance(value, int) and 0 <= value < limit else None
 
 
 def find_end_of_turn(metadata: dict[str, Any]) -> int | None:

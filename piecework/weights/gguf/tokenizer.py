@@ -73,7 +73,7 @@ def tokenizer_data(
 
 def build_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, TokenizerMeta]:
     """Build a tokenizer from the metadata of a GGUF file, vocabulary included."""
-    tokens = metadata.get("tokenizer.ggml.tokens")
+    tokens: list[str] = _listed(metadata, "tokens", str)
     model = metadata.get("tokenizer.ggml.model")
     if not tokens:
         raise ModelError("the file has no tokenizer (no tokenizer.ggml.tokens)")
@@ -83,13 +83,21 @@ def build_tokenizer(metadata: dict[str, Any]) -> tuple[Tokenizer, TokenizerMeta]
         tokenizer, add_bos = _sentencepiece(metadata, tokens), True
     else:
         raise ModelError(f"tokenizer.ggml.model={model!r} is not supported: gpt2 (byte-level BPE) or llama")
-    kinds = metadata.get("tokenizer.ggml.token_type") or []
+    kinds: list[int] = _listed(metadata, "token_type", int)
     for kind, special in ((CONTROL, True), (USER_DEFINED, False)):
         chosen = [t for t, k in zip(tokens, kinds, strict=False) if k == kind and t]
         tokenizer.add_tokens([AddedToken(t, normalized=False, special=special) for t in chosen])
     meta = _meta(metadata, add_bos)
     _add_ends(tokenizer, tokens, meta)
     return tokenizer, meta
+
+
+def _listed(metadata: dict[str, Any], name: str, kind: type) -> list[Any]:
+    """An array of the metadata, all of one type; empty where there is none."""
+    values = metadata.get(f"tokenizer.ggml.{name}") or []
+    if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
+        raise ModelError(f"tokenizer.ggml.{name} has to be an array of {kind.__name__}")
+    return values
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
@@ -105,7 +113,7 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str]) -> tuple[Tokenizer,
         log.warning("the GGUF file is old and names no pre-tokenizer; texts may be split wrongly")
     kind = pre_tokenizer_kind(name or "default")
     # "a b": two tokens; the first may itself begin with a space.
-    cuts = ((m, m.find(" ", 1)) for m in metadata.get("tokenizer.ggml.merges") or [])
+    cuts = ((m, m.find(" ", 1)) for m in _listed(metadata, "merges", str))
     merges = [(m[:cut], m[cut + 1 :]) for m, cut in cuts]
     tokenizer = _with_model(BPE, vocab=_vocabulary(tokens), merges=merges, ignore_merges=kind.whole_words)
     tokenizer.pre_tokenizer = backend_pre_tokenizer(kind)
@@ -117,14 +125,14 @@ def _byte_level(metadata: dict[str, Any], tokens: list[str]) -> tuple[Tokenizer,
 
 def _sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
     """BPE over characters, bytes as the last resort: the sentencepiece models of Llama 2 and Mistral."""
-    scores = metadata.get("tokenizer.ggml.scores")
-    if scores is None or len(scores) != len(tokens):
+    scores: list[float] = _listed(metadata, "scores", float)
+    if len(scores) != len(tokens):
         raise ModelError("tokenizer.ggml.scores is missing or not as long as tokenizer.ggml.tokens")
-    unknown = metadata.get("tokenizer.ggml.unknown_token_id", 0)
+    unknown = token_id(metadata, "unknown") or 0
     tokenizer = _with_model(
         BPE,
         vocab=_vocabulary(tokens),
-        merges=_merges_of_scores(tokens, scores, metadata.get("tokenizer.ggml.token_type") or []),
+        merges=_merges_of_scores(tokens, scores, _listed(metadata, "token_type", int)),
         unk_token=tokens[unknown] if unknown < len(tokens) else None,
         fuse_unk=True,
         byte_fallback=True,
