@@ -45,6 +45,21 @@ class ModelError(PieceworkError):
     """A model that cannot be found, read or loaded; the message names the file or tensor."""
 
 
+class DeviceError(PieceworkError):
+    """A device failed; `device`, `point` (compile, capture, run, memory) and `reason` say where and how."""
+
+    def __init__(self, device: str, point: str, reason: str) -> None:
+        self.device = device
+        self.point = point
+        self.reason = reason
+        super().__init__(f"device {device} failed at {point}: {reason}")
+
+
+class CaptureError(PieceworkError):
+    """Work that can't be captured, or a captured graph that can't be replayed; the message names the tensor
+    or operation."""
+
+
 class EngineDeadError(PieceworkError):
     """The engine stopped and answers no more requests; `cause` is the reason."""
 

@@ -3,21 +3,55 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+from piecework.devices.captured import CapturedGraph
+from piecework.errors import CaptureError, ConfigError
+
+T = TypeVar("T")
+GraphMode = Literal["eager", "piecewise", "full"]
+Phase = Literal["decode", "prefill"]
+
+
+class Launchable(Protocol):
+    """A compiled piece: flat tensors in and out. `opaque`: it runs code that no op-level record can see."""
+
+    opaque: bool
+
+    def __call__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
+        """Run; with `outputs` the results are written into those."""
 
 
 class Device(ABC):
     """One piece of hardware. Everything that knows which hardware it is lives in a subclass.
 
     `name` is what the user wrote (`cpu`), `torch_device` where its tensors live, `op_order` the names of
-    the op implementations it prefers, first choice first.
+    the op implementations it prefers, first choice first, `compilers` the names of those it can use for
+    pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
+
+    Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
+    as fit into memory), `lengths` where captured attention reads sequence lengths: from device memory, or
+    from host arguments that are frozen at capture and must be updated before a replay.
     """
 
     name: str
     torch_device: torch.device
     op_order: tuple[str, ...]
+    compilers: tuple[str, ...] = ("eager",)
+    captures: bool = False
+    graph_budget: int | None = None
+    lengths: Literal["device", "host"] = "device"
+
+    @classmethod
+    def from_options(cls, options: str) -> Device:
+        """Make the device from what follows the colon in its name (`sim:host`); most take nothing."""
+        if options:
+            raise ConfigError("device", f"{cls.name}:{options}", f"{cls.name} without options")
+        return cls()
 
     @abstractmethod
     def default_dtype(self) -> torch.dtype:
@@ -45,6 +79,52 @@ class Device(ABC):
     def prepare_weights(self, model: nn.Module) -> None:  # noqa: B027 - most devices take weights as they are
         """Bring the weights of a loaded model, in place, into the form that this device's ops want."""
 
-    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of zeros on the device."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` in the device's memory: itself where it is there already, else a copy."""
+        return tensor.to(self.torch_device)
+
+    def graph_modes(self, phase: Phase) -> tuple[GraphMode, ...]:
+        """Return the modes that `phase` can run in, the default first.
+
+        Prefill is never captured as a whole: its batches have too many shapes.
+        """
+        if not self.captures:
+            return ("eager",)
+        return ("full", "piecewise", "eager") if phase == "decode" else ("piecewise", "eager")
+
+    def new_pool(self) -> Any:
+        """Make a memory pool for captures; graphs that never run at the same time may share one."""
+        raise CaptureError(f"the device {self.name} captures no graphs")
+
+    def warm_up(self, fn: Callable[[], T]) -> T:
+        """Run `fn` as a capture would, without recording: lazy set-up must not happen in a capture."""
+        return fn()
+
+    def capture(self, fn: Callable[[], T], pool: Any) -> tuple[CapturedGraph, T]:
+        """Record what `fn` does, with memory from `pool`; returns the graph and what `fn` returned.
+
+        The returned tensors own their memory: as long as they live, no other capture in the pool gets it.
+        Raises CaptureError where `fn` does something that can't be replayed, DeviceError where the device
+        has no room for another graph.
+        """
+        raise CaptureError(f"the device {self.name} captures no graphs")
+
+    def weak_reference(self, tensor: Tensor) -> Tensor:
+        """Return a tensor at the same address that doesn't keep the memory from being used again."""
+        raise NotImplementedError(f"the device {self.name} has no weak references to tensors")
+
+    def launch(self, piece: Launchable, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Run a piece, during a capture or not. Every call of a piece goes through here."""
+        return piece(inputs)
+
+    def notify(  # noqa: B027 - hardware has no use for it
+        self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
+    ) -> None:
+        """Say what happens next: compile of distinct piece, capture, or step number `index`, from 0.
+
+        `done` comes after the step, with its results. This is where a device for tests has its faults.
+        """

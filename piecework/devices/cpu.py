@@ -16,6 +16,7 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
+    compilers = ("eager", "inductor", "dynamo")
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the CPU multiplies it in hardware, else float32, which is then much faster."""

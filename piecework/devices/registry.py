@@ -6,10 +6,12 @@ from importlib.metadata import entry_points
 
 from piecework.devices.base import Device
 from piecework.devices.cpu import CpuDevice
+from piecework.devices.cuda import CudaDevice
+from piecework.devices.sim import SimDevice
 from piecework.errors import ConfigError
 
 GROUP = "piecework.devices"
-_BUILT_IN: dict[str, type[Device]] = {"cpu": CpuDevice}
+_BUILT_IN: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "sim": SimDevice}
 
 
 def known_devices() -> list[str]:
@@ -18,13 +20,21 @@ def known_devices() -> list[str]:
 
 
 def make_device(name: str) -> Device:
-    """Make the device `name`; an unknown name is a ConfigError that lists the known ones."""
-    if name in _BUILT_IN:
-        return _BUILT_IN[name]()
+    """Make the device `name`; what follows a colon goes to the device (`sim:host`).
+
+    An unknown name is a ConfigError that lists the known ones.
+    """
+    kind, _, options = name.partition(":")
+    return _device_class(kind, name).from_options(options)
+
+
+def _device_class(kind: str, name: str) -> type[Device]:
+    if kind in _BUILT_IN:
+        return _BUILT_IN[kind]
     for entry in entry_points(group=GROUP):
-        if entry.name == name:
-            device = entry.load()()
-            if not isinstance(device, Device):
+        if entry.name == kind:
+            found = entry.load()
+            if not (isinstance(found, type) and issubclass(found, Device)):
                 raise ConfigError("device", name, f"{entry.value} to be a piecework.devices.Device")
-            return device
+            return found
     raise ConfigError("device", name, "one of " + ", ".join(known_devices()))

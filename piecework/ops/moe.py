@@ -49,7 +49,7 @@ def _moe(
     return out
 
 
-def _moe_fake(
+def moe_fake(
     x: Tensor,
     router_logits: Tensor,
     w13: Tensor,
@@ -65,5 +65,5 @@ moe = define(
     "moe(Tensor x, Tensor router_logits, Tensor w13, Tensor w2, int top_k, bool renormalize, "
     "Tensor? num_valid_rows=None) -> Tensor",
     _moe,
-    _moe_fake,
+    moe_fake,
 )

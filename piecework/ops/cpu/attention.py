@@ -111,8 +111,8 @@ def _decode(
     pages = page_table[:, : -(-longest // page_size)].flatten()
 
     def gather(cache: Tensor) -> Tensor:
-        rows = cache.transpose(0, 1).index_select(1, pages)
-        return rows.view(kv_heads, batch, -1, dim)[:, :, :longest].transpose(0, 1)
+        rows = cache.index_select(0, pages).view(batch, -1, kv_heads, page_size, dim)
+        return rows.transpose(1, 2).flatten(2, 3)[:, :, :longest]
 
     mask = None
     if batch > 1 or 0 < window < longest:
