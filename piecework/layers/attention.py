@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +19,21 @@ _attention = torch.ops.piecework.attention.default
 
 AttentionFn = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
 """fn(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D], out [T, Hq, D]) writes `out`."""
+
+_emitting: ContextVar[bool] = ContextVar("piecework_emit_attention", default=False)
+
+
+@contextmanager
+def emit_attention() -> Iterator[None]:
+    """Let every attention layer that runs in this context emit the named op, whatever is bound to it.
+
+    A trace runs in here. Other threads that use the same model don't notice.
+    """
+    token = _emitting.set(True)
+    try:
+        yield
+    finally:
+        _emitting.reset(token)
 
 
 @dataclass(frozen=True)
@@ -78,7 +95,7 @@ class Attention(nn.Module):
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
         spec = self.spec
-        if self.fn is None or torch.compiler.is_compiling():
+        if self.fn is None or torch.compiler.is_compiling() or _emitting.get():
             _attention(q, k, v, out, spec.layer, spec.scale, spec.window)
         else:
             self.fn(spec.layer, q, k, v, out)
