@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from piecework.devices import Device
 
@@ -48,7 +49,12 @@ class PagedKVCache:
     @property
     def nbytes(self) -> int:
         """Bytes of all pages of all layers."""
-        return sum(t.nbytes for t in (*self.keys, *self.values))
+        return sum(t.nbytes for t in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return all tensors by name, `keys.<layer>` and `values.<layer>`."""
+        both = {"keys": self.keys, "values": self.values}
+        return {f"{name}.{i}": tensor for name, kept in both.items() for i, tensor in enumerate(kept)}
 
 
 def page_bytes(layers: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from piecework.kvcache import PagedKVCache
+from piecework.kvcache import AttentionMetadata, PagedKVCache
 from piecework.layers.attention import AttentionSpec
 from piecework.ops.attention import paged_attention
-from piecework.runner.batch import AttentionMetadata
 
 
 class PagedAttention:

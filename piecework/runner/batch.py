@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piecework.kvcache import DUMMY_PAGE, slots_of
+from piecework.kvcache import DUMMY_PAGE, AttentionMetadata, slots_of
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import TokenLogprob
 
@@ -56,16 +56,6 @@ class ItemResult:
     logprob: TokenLogprob | None = None
     prompt_logprobs: Sequence[TokenLogprob] = ()
     error: str | None = None
-
-
-@dataclass(frozen=True)
-class AttentionMetadata:
-    """Where attention finds each sequence; see the op `paged_attention` for shapes and meaning."""
-
-    slots: Tensor
-    page_table: Tensor
-    query_starts: Tensor
-    context_lengths: Tensor
 
 
 @dataclass(frozen=True)

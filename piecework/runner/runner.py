@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from piecework.devices import Device
-from piecework.kvcache import PagedKVCache
+from piecework.kvcache import AttentionMetadata, PagedKVCache
 from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
-from piecework.runner.batch import AttentionMetadata, BatchItem, ItemResult, build_inputs
+from piecework.runner.batch import BatchItem, ItemResult, build_inputs
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
 from piecework.sampling import TokenLogprob
 
