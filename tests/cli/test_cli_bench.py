@@ -1,0 +1,106 @@
+"""`piecework bench` on a tiny model: the keys of its JSON, and figures that fit together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conftest import Run
+
+
+def test_latency(run: Run, tiny: Path) -> None:
+    shape = [
+        "--input-len",
+        "8",
+        "--output-len",
+        "5",
+        "--batch-size",
+        "3",
+        "--num-iters",
+        "2",
+        "--num-iters-warmup",
+        "0",
+    ]
+    done = run("bench", "latency", "--model", str(tiny), "--dtype", "float32", *shape, "--profile", "--json")
+    assert done.code == 0, done.err
+    (report,) = done.lines
+    assert (report["outputs_equal"], report["outputs_compared"]) == (3, 3)
+    assert len(report["latencies"]) == 2
+    assert 0 < report["median_ttft_ms"] < report["percentiles"]["50"] * 1e3
+    assert report["decode_tok_s"] == pytest.approx(3 / report["step_ms"] * 1e3)
+    assert report["weight_gb_s"] == pytest.approx(report["step_bytes"] / report["step_ms"] / 1e6)
+    assert report["step_over_floor"] == pytest.approx(report["step_ms"] / report["floor_ms"])
+    timers = report["profile"]["timers"]
+    assert timers["decode.run"]["count"] == 2 * 4  # the check and the warm-up are not in it
+
+
+def test_latency_counts_the_weights_that_a_step_reads(run: Run, tiny: Path) -> None:
+    from safetensors import safe_open
+
+    shape = ["--input-len", "4", "--output-len", "2", "--num-iters", "1", "--num-iters-warmup", "0"]
+    (report,) = run("bench", "latency", "--model", str(tiny), "--dtype", "float32", *shape, "--json").lines
+    with safe_open(tiny / "model.safetensors", "pt") as file:
+        read = sum(file.get_tensor(k).nbytes for k in file.keys() if "embed_tokens" not in k)  # noqa: SIM118
+    assert report["step_bytes"] == pytest.approx(read)
+
+
+def test_latency_prints_a_block(run: Run, tiny: Path) -> None:
+    shape = ["--input-len", "4", "--output-len", "1", "--num-iters", "1", "--num-iters-warmup", "0"]
+    done = run("bench", "latency", "--model", str(tiny), *shape)
+    assert "Latency Benchmark Result" in done.out
+    assert "Tokens: 1 of 1 equal to the output alone." in done.out
+    assert "Decode" not in done.out  # one token has no decode step
+
+
+def test_latency_refuses_what_does_not_fit(run: Run, tiny: Path) -> None:
+    done = run("bench", "latency", "--model", str(tiny), "--input-len", "250", "--output-len", "50")
+    assert done.code == 2 and "input_len=250 and output_len=50 do not fit" in done.err
+
+
+def test_throughput(run: Run, tiny: Path) -> None:
+    shape = ["--num-prompts", "6", "--input-len", "8", "--output-len", "4", "--dtype", "float32"]
+    (report,) = run("bench", "throughput", "--model", str(tiny), *shape, "--json").lines
+    assert (report["total_input_tokens"], report["total_output_tokens"]) == (48, 24)
+    assert report["tokens_per_second"] == pytest.approx(72 / report["elapsed_time"])
+    assert (report["outputs_equal"], report["outputs_compared"]) == (2, 2)
+    assert report["steps"] >= 4
+
+
+def test_throughput_of_conversations(run: Run, tiny: Path, tmp_path: Path) -> None:
+    talk = '{"conversations": [{"value": "the one in the other"}, {"value": "in a one"}]}'
+    (tmp_path / "talks.json").write_text(f"[{talk}]")
+    data = ["--dataset", "sharegpt", "--dataset-path", str(tmp_path / "talks.json")]
+    done = run("bench", "throughput", "--model", str(tiny), *data, "--num-prompts", "2")
+    assert done.code == 0, done.err
+    assert "Throughput Benchmark Result" in done.out
+
+
+def test_serving_starts_and_stops_its_own_server(run: Run, tiny: Path) -> None:
+    shape = [
+        "--num-prompts",
+        "4",
+        "--input-len",
+        "6",
+        "--output-len",
+        "5",
+        "--max-concurrency",
+        "2",
+        "--threads",
+        "1",
+    ]
+    flags = ["--dtype", "float32", "--api-key", "secret", "--json"]
+    done = run("bench", "serving", "--model", str(tiny), *shape, *flags)
+    assert done.code == 0, done.err + done.out
+    (report,) = done.lines
+    assert (report["completed"], report["failed"]) == (4, 0)
+    assert report["total_output_tokens"] == 20
+    assert (report["outputs_equal"], report["outputs_compared"]) == (2, 2)
+    assert report["model_id"] == str(tiny)
+
+
+def test_serving_tells_why_its_server_did_not_start(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    done = run("bench", "serving", "--model", str(tmp_path), "--num-prompts", "1")
+    assert done.code == 2
+    assert "the server ended with exit code 2" in done.err
+    assert "has no weights" in done.err

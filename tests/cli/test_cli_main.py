@@ -1,0 +1,79 @@
+"""The dispatcher: commands, exit codes, and one readable line for each mistake."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from conftest import Run
+
+from piecework.cli.main import COMMANDS
+from piecework.version import __version__
+
+
+def test_help_lists_the_commands(run: Run) -> None:
+    done = run("--help")
+    assert done.code == 0
+    assert all(name in done.out for name in COMMANDS)
+
+
+def test_no_command_is_a_mistake(run: Run) -> None:
+    done = run()
+    assert done.code == 2 and "usage: piecework COMMAND" in done.out
+
+
+def test_version(run: Run) -> None:
+    assert run("--version").out == f"piecework {__version__}\n"
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, "bench latency", "bench serving", "bench throughput"])
+def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        raise SystemExit(run(*name.split(), "--help").code)
+    assert caught.value.code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["generat"], "unknown command 'generat'; the commands are generate, serve"),
+        (["generate", "--page-sise", "3", "hi"], "did you mean --page-size?"),
+        (["generate", "--prom", "hi"], "did you mean --prompt?"),
+        (["generate", "--page-size", "many", "hi"], "--page-size/--block-size: invalid int value: 'many'"),
+        (["generate", "--page-size", "0", "hi"], "page_size=0 is not allowed: an integer of at least 1"),
+        (["generate", "--dtype", "float8", "hi"], "invalid choice: 'float8'"),
+        (["generate", "--kv-cache-memory", "lots", "hi"], "'lots' is not a size in bytes such as"),
+        (["generate", "--temperature", "-1", "hi"], "temperature=-1.0 is not allowed"),
+        (["generate", "--max-tokens", "-5", "hi"], "max_tokens=-5 is not allowed"),
+        (["generate", "--system", "s", "hi"], "--system needs --chat"),
+        (["generate", "--config", "none.yaml", "hi"], "none.yaml"),
+        (["generate", "--prompt-file", "none.txt"], "prompt file 'none.txt' cannot be read"),
+        (["generate", "--model", "/no/such/folder", "hi"], "model='/no/such/folder' is not found"),
+        (["pull", "/no/such/folder"], "model='/no/such/folder' is not found"),
+        (["serve", "--port", "70000"], "port=70000 is not allowed"),
+        (["bench"], "bench needs one of serving, latency, throughput"),
+        (["bench", "speed"], "got 'speed'"),
+        (["bench", "serving", "--request-rate", "0"], "request_rate=0.0 is not allowed"),
+        (["bench", "serving", "--base-url", "http://x", "--page-size", "8"], "--page-size cannot be set"),
+    ],
+)
+def test_mistakes_are_one_line_and_exit_code_2(run: Run, arguments: list[str], message: str) -> None:
+    done = run(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert done.err.startswith("piecework: error: ")
+    assert message in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_debug_shows_the_traceback(run: Run) -> None:
+    with pytest.raises(Exception, match="is not found"):
+        run("pull", "/no/such/folder", "--debug")
+
+
+def test_the_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "piecework", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"piecework {__version__}\n"
