@@ -82,7 +82,7 @@ def run_at_random(service, requests):
         {"chunk_size": 7, "max_num_seqs": 5},
         {"chunk_size": 64, "max_num_batched_tokens": 70},
         {"page_size": 1},
-        {"num_pages": 12, "max_num_seqs": 16},
+        {"page_size": 4, "num_pages": 40, "max_num_seqs": 16},
     ],
     ids=str,
 )

@@ -43,7 +43,9 @@ def test_op_is_registered_everywhere_and_passes_opcheck(name):
 def test_moe_groups_like_the_reference(name, valid):
     op = ops.get(name)
     args = (*sample_inputs(name), None if valid is None else torch.tensor([valid]))
-    torch.testing.assert_close(op.implementations["cpu"].run(*args), op.reference(*args))
+    torch.testing.assert_close(
+        op.implementations["cpu"].run(*args), op.reference(*args), atol=2e-4, rtol=1e-4
+    )
     if valid is not None:
         assert not op.reference(*args)[valid:].any()
 
