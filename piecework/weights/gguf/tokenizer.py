@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import Any, TypedDict
 
-from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 
 from piecework.errors import ModelError
@@ -137,9 +137,11 @@ def _sentencepiece(metadata: dict[str, Any], tokens: list[str]) -> Tokenizer:
         fuse_unk=True,
         byte_fallback=True,
     )
+    # As llama.cpp and the tokenizer.json of Llama 2: a space before each text, also one that begins with
+    # a space, and again after a special token.
     prefix = bool(metadata.get("tokenizer.ggml.add_space_prefix", True))
-    scheme = "first" if prefix else "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    spaces = normalizers.Replace(" ", _SPACE)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend(_SPACE), spaces]) if prefix else spaces
     steps = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     if prefix:
         steps.append(decoders.Strip(content=" ", left=1))
