@@ -6,17 +6,20 @@ import ast
 from pathlib import Path
 from statistics import median
 
-import pytest
-
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "piecework").rglob("*.py"))
+TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
 FILES = SOURCES + sorted((ROOT / "tests").rglob("*.py"))
 CLOCKS = {"perf_counter", "monotonic", "perf_counter_ns", "monotonic_ns", "process_time"}
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_file_is_long(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 500
+def _name(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def test_no_file_is_long() -> None:
+    lengths = {_name(path): len(path.read_text(encoding="utf-8").splitlines()) for path in FILES}
+    assert {name: length for name, length in lengths.items() if length > 500} == {}
 
 
 def test_the_median_file_is_short() -> None:
@@ -24,17 +27,16 @@ def test_the_median_file_is_short() -> None:
     assert median(length for length in lengths if length > 5) <= 130
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_module_says_what_it_is(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert not tree.body or ast.get_docstring(tree), "a module begins with a docstring"
+def test_every_module_says_what_it_is() -> None:
+    assert [_name(p) for p, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_one_clock(path: Path) -> None:
-    if path.name == "profile.py":
-        return
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    used |= {name.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for name in node.names}
-    assert not used & CLOCKS, "durations are measured with piecework.profile"
+def test_one_clock() -> None:
+    """Durations are measured with `piecework.profile`."""
+    wrong = []
+    for path, tree in TREES.items():
+        used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        used |= {n.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for n in node.names}
+        if used & CLOCKS and path.name != "profile.py":
+            wrong.append(_name(path))
+    assert wrong == []
