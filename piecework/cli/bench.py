@@ -37,18 +37,20 @@ def run(arguments: Sequence[str]) -> int:
     return {"serving": _serving, "latency": _latency, "throughput": _throughput}[kind](arguments[1:])
 
 
-def _parse(kind: str, options: type, arguments: Sequence[str]) -> argparse.Namespace:
+def make_parser(kind: str) -> Parser:
+    """Return the parser of one benchmark."""
     parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_config_flags(parser, options, EngineConfig)
-    return parser.parse(arguments)
+    options = {"serving": ServingOptions, "latency": LatencyOptions, "throughput": ThroughputOptions}
+    add_config_flags(parser, options[kind], EngineConfig)
+    return parser
 
 
 def _latency(arguments: Sequence[str]) -> int:
     from piecework.bench.latency import run_latency
     from piecework.bench.report import latency_block
 
-    args = _parse("latency", LatencyOptions, arguments)
+    args = make_parser("latency").parse(arguments)
     options = config_from_args(LatencyOptions, args)
     with progress("latency", options.num_iters + options.num_iters_warmup) as done:
         report = _offline(args, lambda service, seed: run_latency(service, options, seed, done))
@@ -60,7 +62,7 @@ def _throughput(arguments: Sequence[str]) -> int:
     from piecework.bench.report import throughput_block
     from piecework.bench.throughput import run_throughput
 
-    args = _parse("throughput", ThroughputOptions, arguments)
+    args = make_parser("throughput").parse(arguments)
     options = config_from_args(ThroughputOptions, args)
     with progress("prompts", options.num_prompts) as done:
         report = _offline(args, lambda service, seed: run_throughput(service, options, seed, done))
@@ -83,7 +85,7 @@ def _serving(arguments: Sequence[str]) -> int:
     from piecework.bench.report import serving_block
     from piecework.bench.serving import make_requests, run_serving
 
-    args = _parse("serving", ServingOptions, arguments)
+    args = make_parser("serving").parse(arguments)
     options = config_from_args(ServingOptions, args)
     config = config_from_args(EngineConfig, args)
     show_logs(config.log_level)

@@ -16,10 +16,7 @@ The exit code is 1 where one of them is a problem."""
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns 1 where there is a problem."""
-    parser = Parser("check-env", DESCRIPTION)
-    parser.add_argument("--cache-dir", metavar="DIR", help="where models are kept")
-    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
-    args = parser.parse(arguments)
+    args = make_parser().parse(arguments)
     findings = check_environment(args.cache_dir)
     for finding in findings:
         print(json.dumps(asdict(finding)) if args.json else f"{finding.level:<8} {finding.text}")
@@ -27,3 +24,11 @@ def run(arguments: Sequence[str]) -> int:
     if not args.json:
         print(f"\n{problems} problem{'s' * (problems != 1)} found." if problems else "\nReady.")
     return int(problems > 0)
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command."""
+    parser = Parser("check-env", DESCRIPTION)
+    parser.add_argument("--cache-dir", metavar="DIR", help="where models are kept")
+    parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    return parser

@@ -23,7 +23,7 @@ def add_config_flags(parser: argparse.ArgumentParser, *trees: type) -> None:
     """
     parser.add_argument("--config", metavar="FILE", help="a YAML file with settings; flags win over it")
     for tree in trees:
-        group = parser.add_argument_group(tree.__name__.removesuffix("Config").lower() + " settings")
+        group = parser.add_argument_group(_title(tree))
         for name, (leaf, kind) in leaves(tree).items():
             _add_flag(group, name, leaf.default, kind, leaf.metadata)
 
@@ -37,6 +37,10 @@ def config_from_args(tree: type[T], args: argparse.Namespace, **overrides: Any) 
     file = getattr(args, "config", None)
     values = select(tree, read_file(file)) if file else {}
     return build(tree, {**values, **select(tree, vars(args)), **overrides})
+
+
+def _title(tree: type) -> str:
+    return tree.__name__.removesuffix("Config").removesuffix("Options").lower() + " settings"
 
 
 def flag_name(leaf: str) -> str:

@@ -18,12 +18,7 @@ a local folder or .gguf file is only looked at. The path is printed on standard 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command."""
-    parser = Parser("pull", DESCRIPTION)
-    parser.add_argument("model", nargs="?", default=LoadConfig().model, metavar="MODEL", help="what to fetch")
-    parser.add_argument("--revision", metavar="REVISION", help="revision of a hub id")
-    parser.add_argument("--cache-dir", metavar="DIR", help="where models are kept")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    args = parser.parse(arguments)
+    args = make_parser().parse(arguments)
 
     from piecework.weights.source import resolve
 
@@ -35,6 +30,16 @@ def run(arguments: Sequence[str]) -> int:
     else:
         print(f"{path} ({source.kind}, {format_size(size)})")
     return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command."""
+    parser = Parser("pull", DESCRIPTION)
+    parser.add_argument("model", nargs="?", default=LoadConfig().model, metavar="MODEL", help="what to fetch")
+    parser.add_argument("--revision", metavar="REVISION", help="revision of a hub id")
+    parser.add_argument("--cache-dir", metavar="DIR", help="where models are kept")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    return parser
 
 
 def _tell(line: str) -> None:

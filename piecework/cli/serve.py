@@ -16,9 +16,7 @@ Serve a model over HTTP with the OpenAI API: /v1/chat/completions, /v1/completio
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command until the server is told to stop."""
-    parser = Parser("serve", DESCRIPTION)
-    add_config_flags(parser, EngineConfig, ServerConfig)
-    args = parser.parse(arguments)
+    args = make_parser().parse(arguments)
     engine = config_from_args(EngineConfig, args)
     server = config_from_args(ServerConfig, args)
     show_logs(engine.log_level)
@@ -29,3 +27,10 @@ def run(arguments: Sequence[str]) -> int:
         print(f"Serving {engine.load.model} at {url}", flush=True)
 
     return serve(engine, server, on_ready=announce)
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command."""
+    parser = Parser("serve", DESCRIPTION)
+    add_config_flags(parser, EngineConfig, ServerConfig)
+    return parser
