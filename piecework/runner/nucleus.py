@@ -48,14 +48,18 @@ class _Rows:
     def size(self) -> int:
         return self.logits.shape[-1]
 
-    def weights(self, values: Tensor) -> Tensor:
-        """Return exp((values - best) / temperature) in float32, scaled by 2**b and rounded to integers."""
-        scale = 2.0 ** (52 - math.ceil(math.log2(max(self.size, 2))))
-        return (values - self.best).div_(self.temperature).exp_().mul_(scale).round_()
-
     def point(self, total: Tensor) -> Tensor:
         """Return the point [R,1] below `total` [R,1] at which the cumulative weight gives the token."""
         return torch.minimum(self.uniform * total, total.nextafter(torch.zeros_like(total)))
+
+
+def weights_of(logits: Tensor, best: Tensor, temperature: Tensor, vocab_size: int | None = None) -> Tensor:
+    """Return exp((logits - best) / temperature) [R,K] in float32, scaled by 2**b and rounded to integers.
+
+    `best` and `temperature` are [R,1]; b follows from `vocab_size`, which is K where it isn't given.
+    """
+    bits = 52 - math.ceil(math.log2(max(vocab_size or logits.shape[-1], 2)))
+    return (logits - best).div_(temperature).exp_().mul_(2.0**bits).round_()
 
 
 def draw(
@@ -116,7 +120,7 @@ def _gather(logits: Tensor, best: Tensor, params: list[SamplingParams], uniforms
 
 def _draw_from_all(rows: _Rows) -> Tensor:
     """Draw from the whole vocabulary in index order: first a block of tokens, then one within it."""
-    weights = rows.weights(rows.logits)
+    weights = weights_of(rows.logits, rows.best, rows.temperature)
     if missing := -rows.size % _BLOCK:
         weights = torch.nn.functional.pad(weights, (0, missing))
     weights = weights.view(len(weights), -1, _BLOCK)
@@ -135,7 +139,9 @@ def _draw_filtered(rows: _Rows) -> Tensor:
     needs_total = (rows.top_p < 1.0) & (rows.top_k == rows.size)
     if (index := needs_total.squeeze(-1).nonzero().squeeze(-1)).numel():
         part = rows if len(index) == len(total) else rows[index]
-        total[index] = part.weights(part.logits).sum(dim=-1, keepdim=True, dtype=torch.float64)
+        total[index] = weights_of(part.logits, part.best, part.temperature).sum(
+            dim=-1, keepdim=True, dtype=torch.float64
+        )
     count = min(_CANDIDATES, rows.size)
     values, ranks, covered = _draw_from_largest(rows, total, count)
     while count < rows.size and (index := (~covered).nonzero().squeeze(-1)).numel():
@@ -158,7 +164,7 @@ def _draw_from_largest(rows: _Rows, total: Tensor, count: int) -> tuple[Tensor, 
     def at_least(limit: Tensor) -> Tensor:
         return torch.searchsorted(ascending, -limit, right=True)
 
-    sums = rows.weights(values).double().cumsum(dim=-1)
+    sums = weights_of(values, rows.best, rows.temperature, rows.size).double().cumsum(dim=-1)
     everything = rows.top_k == rows.size
     finite = torch.searchsorted(ascending, torch.full_like(rows.best, torch.inf))
     kept = torch.minimum(finite, at_least(values.gather(-1, (rows.top_k - 1).clamp(max=count - 1))))

@@ -76,6 +76,8 @@ COMBINATIONS: list[dict[str, Any]] = [
     {"top_p": 0.8},
     {"top_p": 0.05},
     {"min_p": 0.1},
+    {"temperature": 0.5, "min_p": 0.1},
+    {"temperature": 1.6, "min_p": 0.1},
     {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
     {"temperature": 1.5, "top_k": 30, "top_p": 0.95, "min_p": 0.05},
     {"temperature": 0.8, "top_p": 0.9, "min_p": 0.02},
@@ -129,3 +131,13 @@ def test_any_size_of_vocabulary(size: int) -> None:
         drawn = draws(logits, 2000, **params)  # type: ignore[arg-type]
         assert set(drawn.tolist()) <= set(range(size))
         assert_follows(drawn, torch.full((size,), 1 / size, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("size", [7, 4096, 49152, 151936])
+def test_sums_of_weights_are_exact_in_any_order(size: int) -> None:
+    logits = peaked(1, size, seed=4)
+    weights = nucleus.weights_of(logits, logits.amax(dim=-1, keepdim=True), torch.tensor([[1.7]])).double()
+    assert torch.equal(weights, weights.round())
+    assert size * float(weights.max()) <= 2**53
+    assert float(weights.cumsum(dim=-1)[0, -1]) == math.fsum(weights[0].tolist())
+    assert (weights / weights.sum()).sub(logits.double().div(1.7).softmax(dim=-1)).abs().max() < 1e-6
