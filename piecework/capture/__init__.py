@@ -1,0 +1,1 @@
+"""Programs as captured graphs: static buffers, which sizes are captured, and their replay."""

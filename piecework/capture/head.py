@@ -1,0 +1,51 @@
+"""The head as a program of its own: logits of those rows that need them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from piecework.capture.capture import CapturedProgram
+from piecework.capture.sizes import padded_size
+from piecework.devices import Device
+from piecework.graph.counters import Counters
+from piecework.graph.program import Program
+
+_NO_HOLES: Mapping[str, Any] = {}
+
+
+class HeadGraphs:
+    """Runs a head program, as a graph where a captured size has room for the rows."""
+
+    def __init__(self, program: Program, device: Device, pool: Any, counters: Counters, debug: bool) -> None:
+        self.program = program
+        self.counters = counters
+        self._device = device
+        self._captured = CapturedProgram(program, device, "piecewise", pool, counters, debug=debug)
+        self._rows: Tensor | None = None
+
+    def capture(self, size: int, row: Tensor) -> None:
+        """Capture at `size` rows like `row` [1, H]; the largest size comes first."""
+        if self._rows is None:
+            self._rows = self._device.zeros((size, row.shape[1]), row.dtype)
+        self._captured.capture(size, [self._rows[:size]], _NO_HOLES)
+
+    def release(self) -> None:
+        """Give all graphs back to the device."""
+        self._captured.release()
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Rows [R, H] -> logits [R, V]; those of a graph are overwritten by its next replay."""
+        count = rows.shape[0]
+        size = padded_size(self._captured.sizes, count)
+        if size is None or self._rows is None:
+            self.counters.add("eager_runs")
+            logits: Tensor = self.program.run([rows])
+            return logits
+        static = self._rows[:size]
+        static[:count].copy_(rows)
+        static[count:].zero_()
+        self.counters.add("padded_tokens", size - count)
+        return self._captured.replay(size, [static], _NO_HOLES)[0][:count]

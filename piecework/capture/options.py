@@ -1,0 +1,97 @@
+"""What to capture, from the configuration and what the device has."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from piecework.capture.plan import Wish
+from piecework.capture.sizes import check_sizes, default_sizes
+from piecework.compilation import CompilationConfig
+from piecework.devices import Device
+from piecework.devices.base import GraphMode, Phase
+from piecework.errors import ConfigError
+
+log = logging.getLogger("piecework.capture")
+
+
+@dataclass(frozen=True)
+class CaptureOptions:
+    """Graph modes of both phases, and the sizes to capture where a mode captures."""
+
+    decode: GraphMode
+    prefill: GraphMode
+    decode_sizes: tuple[int, ...] = ()
+    prefill_sizes: tuple[int, ...] = ()
+
+    @property
+    def full_sizes(self) -> tuple[int, ...]:
+        """Batch sizes for full graphs."""
+        return self.decode_sizes if self.decode == "full" else ()
+
+    @property
+    def piecewise_sizes(self) -> tuple[int, ...]:
+        """Row counts for piecewise graphs, which are the same for both phases."""
+        sizes = self.decode_sizes if self.decode == "piecewise" else ()
+        return tuple(sorted({*sizes, *(self.prefill_sizes if self.prefill == "piecewise" else ())}))
+
+    @property
+    def head_sizes(self) -> tuple[int, ...]:
+        """Row counts for the head as its own graph, which a full graph doesn't need."""
+        return self.decode_sizes if self.decode == "piecewise" else ()
+
+    def wishes(self, num_pieces: int) -> list[Wish]:
+        """Return what the plan has to find room for, given the number of pieces of the program."""
+        every = [
+            Wish("full", self.full_sizes, 1),
+            Wish("piecewise", self.piecewise_sizes, num_pieces),
+            Wish("head", self.head_sizes, 1),
+        ]
+        return [wish for wish in every if wish.sizes]
+
+
+def choose_options(
+    config: CompilationConfig, device: Device, *, max_num_seqs: int, max_tokens: int, max_model_len: int
+) -> CaptureOptions:
+    """Settle modes and sizes.
+
+    Raises:
+        ConfigError: a mode that the user asked for and the device lacks, or a size above what a step can
+            have: `max_num_seqs` sequences, `max_tokens` tokens, or the context length.
+    """
+    decode = _mode("decode_graph", config.decode_graph, device, "decode")
+    prefill = _mode("prefill_graph", config.prefill_graph, device, "prefill")
+    if not config.splitting_ops:  # nothing to cut at: only whole graphs
+        decode = "eager" if decode == "piecewise" else decode
+        prefill = "eager"
+    tokens = min(max_tokens, max_model_len)
+    tokens_name = "max_num_batched_tokens" if max_tokens <= max_model_len else "max_model_len"
+    return CaptureOptions(
+        decode,
+        prefill,
+        _sizes("decode", config.decode_capture_sizes, config, max_num_seqs, "max_num_seqs"),
+        _sizes("prefill", config.prefill_capture_sizes, config, tokens, tokens_name),
+    )
+
+
+def _mode(field: str, asked: str, device: Device, phase: Phase) -> GraphMode:
+    has = device.graph_modes(phase)
+    if asked == "auto":
+        return has[0]
+    for mode in has:
+        if mode == asked:
+            return mode
+    raise ConfigError(field, asked, f"one of {', '.join(has)}, which the device {device.name} has, or auto")
+
+
+def _sizes(
+    phase: Phase, given: Sequence[int] | None, config: CompilationConfig, limit: int, limit_name: str
+) -> tuple[int, ...]:
+    if given is not None:
+        return check_sizes(f"{phase}_capture_sizes", given, limit, limit_name)
+    largest = config.max_capture_size
+    if largest is not None and largest > limit:
+        log.info("%s is captured up to %s=%d, not up to %d", phase, limit_name, limit, largest)
+        largest = limit
+    return default_sizes(phase, limit if largest is None else largest)

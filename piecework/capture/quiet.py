@@ -1,0 +1,26 @@
+"""Keeps the garbage collector away from captures."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def garbage_frozen() -> Iterator[None]:
+    """Collect garbage once, then none inside.
+
+    A tensor that the collector frees in the middle of a capture calls the device's allocator, which can
+    break the capture; and each run of the collector looks at every object of the process.
+    """
+    enabled = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()

@@ -1,0 +1,254 @@
+"""Runs batches through captured graphs where one fits, and through the program itself where none does."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from piecework.capture.buffers import StaticBuffers
+from piecework.capture.capture import CapturedProgram, Watched
+from piecework.capture.head import HeadGraphs
+from piecework.capture.options import CaptureOptions
+from piecework.capture.plan import CapturePlan, Cost, Wish, plan_captures
+from piecework.capture.quiet import garbage_frozen
+from piecework.capture.sizes import padded_size
+from piecework.devices import Device
+from piecework.devices.base import Phase
+from piecework.errors import CaptureError
+from piecework.graph.counters import Counters
+from piecework.graph.program import Program
+from piecework.kvcache import AttentionMetadata
+
+log = logging.getLogger("piecework.capture")
+
+Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, AttentionMetadata], None]
+"""attend(layer, q, k, v, out, metadata) writes `out`, and zeroes its rows behind the last sequence's."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """One size that was captured: the program's name in the plan, graphs made, bytes of the device taken."""
+
+    name: str
+    size: int
+    graphs: int
+    bytes: int
+
+
+class GraphRunner:
+    """Executes batches on one device, in the graph mode of their phase."""
+
+    def __init__(
+        self,
+        program: Program,
+        head: Program,
+        device: Device,
+        options: CaptureOptions,
+        buffers: StaticBuffers,
+        attend: Attend,
+        *,
+        counters: Counters,
+        head_counters: Counters,
+        watched: Watched = dict,
+        debug: bool = False,
+        strict: bool = False,
+    ) -> None:
+        """Capture nothing yet.
+
+        Args:
+            buffers: as large as the largest size that will be captured.
+            attend: fills attention; called at every step for eager holes, only at capture for full graphs.
+            watched: names tensors that `attend` uses, the KV cache, so that a move is noticed.
+            debug: check all addresses at every replay.
+            strict: a batch that no graph has room for, in a phase that captures, is an error.
+        """
+        self.program = program
+        self.device = device
+        # A model that could not be traced has no pieces, so there is nothing to capture.
+        self.options = CaptureOptions("eager", "eager") if program.opaque_reason else options
+        self.counters = counters
+        self._attend = attend
+        self._buffers = buffers
+        self._strict = strict
+        self._steps = 0
+        self._reported: set[str] = set()
+        pool = device.new_pool() if device.captures else None
+
+        def everything() -> Mapping[str, Tensor]:
+            return {**buffers.tensors(), **watched()}
+
+        def captured(mode: Any, inside: Program | None) -> CapturedProgram:
+            return CapturedProgram(program, device, mode, pool, counters, inside, everything, debug)
+
+        self.full = captured("full", head)
+        self.pieces = captured("piecewise", None)
+        self.head = HeadGraphs(head, device, pool, head_counters, debug)
+
+    def plan(self, memory_budget: int | None = None, cost: Cost | None = None) -> CapturePlan:
+        """Plan the captures of this runner, and log the plan."""
+        plan = plan_captures(
+            self.wishes, graph_budget=self.device.graph_budget, memory_budget=memory_budget, cost=cost
+        )
+        said = plan.lines()
+        if plan.graphs or plan.dropped:
+            log.info("%s", said[0])
+        for line in said[1:]:
+            log.warning("%s", line)
+        return plan
+
+    @property
+    def wishes(self) -> list[Wish]:
+        """Which programs should be captured, at which sizes."""
+        return self.options.wishes(self.program.num_pieces)
+
+    def capture(self, plan: CapturePlan) -> list[Captured]:
+        """Capture the plan's sizes, the largest first, in one pool."""
+        work = sorted(((size, name) for name, sizes in plan.sizes.items() for size in sizes), reverse=True)
+        made: list[Captured] = []
+        with torch.inference_mode(), garbage_frozen():
+            for size, name in work:
+                free, graphs = self.device.free_memory(), self._captures
+                self._capture_size(name, size)
+                taken = free - self.device.free_memory()
+                made.append(Captured(name, size, self._captures - graphs, taken))
+        return made
+
+    def release(self) -> None:
+        """Give all graphs back to the device."""
+        for captured in (self.full, self.pieces):
+            captured.release()
+        self.head.release()
+
+    @torch.inference_mode()
+    def run(
+        self,
+        phase: Phase,
+        input_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        rows: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor | None]:
+        """Run a batch of T tokens.
+
+        In the phase `decode` every sequence has one row. Returns hidden states [T, H] and the logits
+        [R, V] of `rows`, None where there are none; both may be overwritten by the next step.
+
+        Raises:
+            CaptureError: a tensor that graphs read moved, or, when strict, no graph has room for the batch.
+        """
+        step, self._steps = self._steps, self._steps + 1
+        self.device.notify("step", step)
+        hidden, logits = self._run(phase, input_ids, positions, metadata, rows)
+        self.device.notify("done", step, [hidden] if logits is None else [hidden, logits])
+        return hidden, logits
+
+    def _run(
+        self,
+        phase: Phase,
+        input_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        rows: Sequence[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        count = input_ids.shape[0]
+        mode = self.options.decode if phase == "decode" else self.options.prefill
+        size = padded_size(self.full.sizes, count) if mode == "full" else None
+        if size is not None:
+            return self._replay_full(size, input_ids, positions, metadata, rows)
+        size = padded_size(self.pieces.sizes, count) if mode != "eager" else None
+        if size is not None:
+            hidden = self._replay_pieces(size, input_ids, positions, metadata)
+        else:
+            if mode != "eager":
+                self._report_uncaptured(phase, count)
+            hidden = self._run_eager(input_ids, positions, metadata)
+        return hidden, self.head(_pick(hidden, rows)) if rows else None
+
+    def _replay_full(
+        self,
+        size: int,
+        input_ids: Tensor,
+        positions: Tensor,
+        metadata: AttentionMetadata,
+        rows: Sequence[int],
+    ) -> tuple[Tensor, Tensor | None]:
+        count = input_ids.shape[0]
+        self._buffers.load(input_ids, positions, size)
+        self._buffers.load_metadata(metadata, size)
+        self.counters.add("padded_tokens", size - count)
+        host = self._buffers.host_arguments(size)
+        hidden, logits = self.full.replay(size, self._static_inputs(size), {}, host)
+        return hidden[:count], _pick(logits[:count], rows) if rows else None
+
+    def _replay_pieces(
+        self, size: int, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        count = input_ids.shape[0]
+        self._buffers.load(input_ids, positions, size)
+        self.counters.add("padded_tokens", size - count)
+        (hidden,) = self.pieces.replay(size, self._static_inputs(size), self._holes(metadata))
+        return hidden[:count]
+
+    def _run_eager(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
+        self.counters.add("eager_runs")
+        valid = torch.full((1,), input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
+        named = {"input_ids": input_ids, "positions": positions, "num_valid_rows": valid}
+        inputs = [named[name] for name in self.program.inputs]
+        hidden: Tensor = self.program.run(inputs, fills=self._holes(metadata))
+        return hidden
+
+    def _holes(self, metadata: AttentionMetadata) -> dict[str, Callable[..., Any]]:
+        def fill(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
+            self._attend(layer, q, k, v, out, metadata)
+
+        return self.program.holes(fill)
+
+    def _static_inputs(self, size: int) -> list[Tensor]:
+        named = self._buffers.inputs(size)
+        return [named[name] for name in self.program.inputs]
+
+    @property
+    def _captures(self) -> int:
+        return self.counters.captures + self.head.counters.captures
+
+    def _capture_size(self, name: str, size: int) -> None:
+        """Capture on a batch of nobody: rows without a sequence, or one token each on the dummy page."""
+        nobody = self._buffers.metadata(0)
+        no_rows = self._buffers.input_ids[:0]
+        self._buffers.load(no_rows, no_rows, size)
+        if name == "full":
+            self._buffers.load_metadata(_dummy_metadata(size), size)
+            self.full.capture(size, self._static_inputs(size), self._holes(self._buffers.metadata(size)))
+        elif name == "piecewise":
+            self.pieces.capture(size, self._static_inputs(size), self._holes(nobody))
+        else:
+            row: Tensor = self.program.run(self._static_inputs(1), fills=self._holes(nobody))
+            self.head.capture(size, row)
+
+    def _report_uncaptured(self, phase: Phase, count: int) -> None:
+        largest = max((*self.full.sizes, *self.pieces.sizes), default=0)
+        reason = f"{phase} of {count} rows runs without a graph; the largest captured size is {largest}"
+        if self._strict:
+            raise CaptureError(reason)
+        if phase not in self._reported:
+            self._reported.add(phase)
+            log.warning("%s", reason)
+
+
+def _pick(tensor: Tensor, rows: Sequence[int]) -> Tensor:
+    if len(rows) == tensor.shape[0] and all(row == i for i, row in enumerate(rows)):
+        return tensor
+    return tensor[list(rows)]
+
+
+def _dummy_metadata(sequences: int) -> AttentionMetadata:
+    def ints(values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int32)
+
+    zeros = ints([0] * sequences)
+    return AttentionMetadata(zeros, zeros[:, None], ints(range(sequences + 1)), zeros + 1)

@@ -1,0 +1,184 @@
+"""Captured programs give what the eager model gives, whatever the size, and count what they did."""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+
+import pytest
+import torch
+from capture_rig import EAGER, FULL, PIECEWISE, Rig, prompt
+from torch import nn
+
+from piecework.capture.options import CaptureOptions
+from piecework.devices import make_device
+from piecework.devices.sim import Fault, SimDevice
+from piecework.errors import CaptureError, DeviceError
+from piecework.runner.batch import build_inputs
+
+MODES = {"full": FULL, "piecewise": PIECEWISE, "eager": EAGER}
+
+
+def generate(rig: Rig, batch: int, steps: int) -> None:
+    """Prefill `batch` prompts of different lengths together, then decode greedily."""
+    items = [rig.item(s, prompt(2 + s, s)) for s in range(batch)]
+    logits = rig.check(*items)
+    for _ in range(steps):
+        logits = rig.check(*[rig.item(s, [int(logits[s].argmax())]) for s in range(batch)])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe"])
+def test_every_mode_equals_the_eager_model(kind, mode):
+    rig = Rig(kind, options=MODES[mode]).capture()
+    for batch in (1, 2, 3, 4, 5):  # captured, between captured ones, above the largest for decode
+        generate(rig, batch, 3)
+        for sequence in range(batch):
+            rig.finish(sequence)
+    counters = rig.counters
+    assert (counters.captures > 0) == (counters.replays > 0) == (mode != "eager")
+    assert counters.eager_runs > 0 and counters.recompiles == 0
+
+
+def test_counts_of_captures_replays_and_padding():
+    layers = 4
+    rig = Rig(
+        options=CaptureOptions("piecewise", "eager", (1, 2, 4, 8)), overrides={"num_hidden_layers": layers}
+    )
+    made = rig.capture().runner.pieces
+    counters, head = rig.counters, rig.head_counters
+    assert rig.program.num_pieces == layers + 1 and rig.program.num_holes == layers
+    assert made.sizes == (1, 2, 4, 8) and made.graphs_per_size == layers + 1
+    assert counters.captures == 4 * (layers + 1) and head.captures == 4
+    assert rig.device.graphs == 4 * (layers + 1) + 4
+    rig.check(*[rig.item(s, prompt(1, s)) for s in range(3)])
+    assert (counters.replays, counters.padded_tokens, counters.eager_runs) == (layers + 1, 1, 0)
+    assert (head.replays, head.padded_tokens) == (1, 1)
+    rig.runner.release()
+    assert rig.device.graphs == 0
+
+    rig = Rig(options=CaptureOptions("full", "eager", (1, 2, 4)), overrides=deep)
+    rig.capture()
+    assert rig.counters.captures == 3 == rig.device.graphs and rig.head_counters.captures == 0
+    rig.check(*[rig.item(s, prompt(1, s)) for s in range(4)])
+    assert (rig.counters.replays, rig.counters.padded_tokens, rig.head_counters.eager_runs) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("options", "steps"), [(FULL, 200), (PIECEWISE, 60)], ids=["full", "piecewise"])
+def test_steps_of_random_batches_make_nothing_new(options, steps):
+    rig = Rig(options=options, pages=128).capture()
+    dice = random.Random(1)
+    made = rig.counters.captures, rig.head_counters.captures
+    live: list[int] = []
+    for step in range(steps):
+        if len(live) < 6 and (not live or dice.random() < 0.3):
+            live.append(step)
+            rig.check(rig.item(step, prompt(dice.randrange(1, 8), step)), phase="prefill")
+            continue
+        chosen = dice.sample(live, dice.randrange(1, len(live) + 1))
+        rig.check(*[rig.item(s, prompt(1, s + step)) for s in chosen])
+        for sequence in [s for s in live if len(rig.tokens_of[s]) > 30 or dice.random() < 0.05]:
+            live.remove(sequence)
+            rig.finish(sequence)
+    assert (rig.counters.captures, rig.head_counters.captures) == made
+    assert rig.counters.recompiles == rig.counters.compiles == 0
+    assert rig.counters.replays > steps // 2 and rig.counters.padded_tokens > 0
+
+
+@pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])
+def test_a_replay_enters_neither_modules_nor_pieces(options):
+    rig = Rig(options=options).capture()
+    rig.check(rig.item(0, prompt(3)))
+    item = rig.item(0, [5])
+    entered: list[str] = []
+    hook = nn.modules.module.register_module_forward_pre_hook(lambda *_: entered.append("module"))
+
+    def watch(frame, event, _):
+        if event == "call" and frame.f_code.co_name in ("forward", "piece"):
+            entered.append(frame.f_code.co_name)
+
+    sys.setprofile(watch)
+    try:
+        rig.run(item)
+    finally:
+        sys.setprofile(None)
+        hook.remove()
+    assert entered == []
+    rig.runner.options = EAGER
+    sys.setprofile(watch)
+    rig.run(rig.item(0, [6]))
+    sys.setprofile(None)
+    assert "piece" in entered, "the watch sees a piece that is entered"
+
+
+def test_attributes_changed_after_capture_change_nothing():
+    rig = Rig().capture()
+    rig.check(rig.item(0, prompt(3)))
+    for layer in rig.model.model.layers:
+        layer.input_layernorm.eps = 100.0
+        layer.self_attn.spec = None
+    rig.check(rig.item(0, [5]))
+
+
+def test_host_side_lengths():
+    rig = Rig("qwen3", device=make_device("sim:host")).capture()
+    generate(rig, 3, 5)
+    assert rig.counters.captures == 3 + 2 * 3
+
+
+def test_logits_of_chosen_rows_only():
+    rig = Rig().capture()
+    items = [rig.item(s, prompt(1, s)) for s in range(3)]
+    every = rig.check(*items)
+    inputs = build_inputs(items, 4, torch.device("cpu"))
+    step = (inputs.input_ids, inputs.positions, inputs.metadata)
+    hidden, logits = rig.runner.run("decode", *step, [2, 0])
+    torch.testing.assert_close(logits, every[[2, 0]])
+    hidden, logits = rig.runner.run("decode", *step)
+    assert logits is None and hidden.shape == (3, 32)
+
+
+def test_a_size_that_was_not_captured_is_said_once_and_refused_when_strict(caplog):
+    rig = Rig(options=CaptureOptions("full", "eager", (1, 2)), pages=64).capture()
+    for _ in range(2):
+        rig.check(*[rig.item(s, prompt(1, s)) for s in range(3)])
+    said = [r.getMessage() for r in caplog.records if r.name == "piecework.capture"]
+    assert said == ["decode of 3 rows runs without a graph; the largest captured size is 2"]
+    assert rig.counters.eager_runs == 2
+    rig.runner._strict = True
+    with pytest.raises(CaptureError, match="decode of 3 rows runs without a graph"):
+        rig.run(*[rig.item(s, prompt(1, s)) for s in range(3)])
+
+
+class Watching(SimDevice):
+    """Notes whether the garbage collector runs during a capture."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=1 << 26)
+        self.collecting: list[bool] = []
+
+    def capture(self, fn, pool):
+        self.collecting.append(gc.isenabled())
+        return super().capture(fn, pool)
+
+
+def test_the_collector_rests_during_capture():
+    device = Watching()
+    Rig(device=device).capture()
+    assert device.collecting and not any(device.collecting)
+    assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_planned_faults_reach_the_runner():
+    rig = Rig(device=SimDevice(capacity=1 << 26, faults=[Fault("step", 1), Fault("step", 2, "nan")]))
+    rig.capture()
+    rig.check(rig.item(0, prompt(3)))
+    with pytest.raises(DeviceError, match="step 1"):
+        rig.run(rig.item(0, [3]))
+    _, logits = rig.run(rig.item(1, [3]))
+    assert bool(logits.isnan().all())
+    rig = Rig(device=SimDevice(capacity=1 << 26, faults=[Fault("capture", 2)]))
+    with pytest.raises(DeviceError, match="capture 2"):
+        rig.capture()
+    assert gc.isenabled()
