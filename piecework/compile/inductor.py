@@ -1,0 +1,183 @@
+"""Pieces by torch's inductor: fused kernels, one compilation for all sizes, kept on disk.
+
+The named ops' references are written out first, so that they fuse. What is compiled carries no guards;
+instead the assumptions that torch made about sizes are looked at, and a piece that doesn't hold for one
+token gets a second variant for it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from piecework.compile.base import CompileContext, CompileError, FunctionPiece, first_line, token_input
+from piecework.compile.cache import PieceCache, StaleEntryError, content_key
+from piecework.graph.fold import structure
+from piecework.graph.lower import Inlined, inline
+from piecework.graph.symbols import assumptions, symbolic_sizes
+
+log = logging.getLogger("piecework.compile")
+
+_FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_folder_lock = threading.Lock()
+_folder_users: dict[str, int] = {}
+
+
+class InductorCompiler:
+    """See the module."""
+
+    name = "inductor"
+    parallel = True
+
+    def compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
+        """Compile for all sizes, and for one token by itself where that is needed."""
+        try:
+            return self._compile(piece, context)
+        except CompileError:
+            raise
+        except Exception as error:
+            raise CompileError(self.name, first_line(error)) from error
+
+    def _compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
+        function, failed = self._variant(piece, context, None)
+        if not failed:
+            return FunctionPiece(function, self.name)
+        place = token_input(piece)
+        if failed != ["one token"] or place is None:
+            raise CompileError(self.name, "it assumes of the number of tokens: " + "; ".join(failed))
+        log.info("a piece is compiled a second time, for one token (key %s)", context.key[:12])
+        single, _ = self._variant(piece, context, 1)
+        return FunctionPiece(_by_size(place, single, function), self.name)
+
+    def _variant(
+        self, piece: fx.GraphModule, context: CompileContext, tokens: int | None
+    ) -> tuple[Callable[..., Sequence[Tensor]], list[str]]:
+        """Return the compiled function and what it wrongly assumes: nothing, "one token", or more."""
+        inlined = inline(piece, context.device.op_order, tokens=tokens, max_tokens=context.max_tokens)
+        cache, key = None, ""
+        if context.cache_dir is not None:
+            cache = PieceCache(context.cache_dir / "pieces")
+            key = self.cache_key(inlined, context)
+            found = self._load(cache, key)
+            if found is not None:
+                context.counters.add("cache_hits")
+                return found
+        with _compile_folder(context.cache_dir):
+            artifact = _compile(inlined)
+        failed = _failed(inlined)
+        if cache is not None:
+            cache.store(key, lambda path: artifact.save(path=str(path), format="binary"), {"failed": failed})
+        return artifact, failed
+
+    def cache_key(self, inlined: Inlined, context: CompileContext) -> str:
+        """Hash what the compiled code depends on.
+
+        The graph with the references written out (so a changed reference is noticed), the range of sizes,
+        torch, the device, and on a CPU its instruction set and the number of threads, which the kernels
+        have inside.
+        """
+        host = context.device.torch_device.type == "cpu"
+        return content_key(
+            {
+                "compiler": self.name,
+                "graph": structure(inlined.graph_module.graph),
+                "max_tokens": context.max_tokens,
+                "torch": [torch.__version__, torch.version.git_version],
+                "device": _hardware(context.device.torch_device),
+                "threads": torch.get_num_threads() if host else None,
+                "cpp_wrapper": torch._inductor.config.cpp_wrapper,
+            }
+        )
+
+    def _load(self, cache: PieceCache, key: str) -> tuple[Callable[..., Sequence[Tensor]], list[str]] | None:
+        from torch._inductor.standalone_compile import CompiledArtifact
+
+        try:
+            found = cache.load(key)
+            if found is None:
+                return None
+            path, notes = found
+            try:
+                with _compile_folder(cache.folder.parent):
+                    return CompiledArtifact.load(path=str(path), format="binary"), list(notes["failed"])
+            except Exception as error:
+                raise StaleEntryError(path, first_line(error)) from error
+        except StaleEntryError as error:
+            log.warning("%s; the piece is compiled again", error)
+            return None
+
+
+def _compile(inlined: Inlined) -> Any:
+    import torch._inductor
+
+    options: dict[str, Any] = {}
+    # One function that can be saved whole. A torch that lacks it saves entries of its caches.
+    if "aot" in inspect.signature(torch._inductor.standalone_compile).parameters:
+        options["aot"] = True
+    for node in inlined.graph_module.graph.nodes:
+        if "val" in node.meta:
+            node.meta["example_value"] = node.meta["val"]  # where standalone_compile looks for the mode
+    with symbolic_sizes(), torch.inference_mode(False), torch.no_grad():
+        return torch._inductor.standalone_compile(
+            inlined.graph_module, inlined.inputs, dynamic_shapes="from_graph", options={}, **options
+        )
+
+
+def _failed(inlined: Inlined) -> list[str]:
+    if not assumptions(inlined.mode):
+        return []
+    return assumptions(inlined.mode, low=2) or ["one token"]
+
+
+def _by_size(
+    place: tuple[int, int], single: Callable[..., Any], many: Callable[..., Any]
+) -> Callable[..., Sequence[Tensor]]:
+    position, dim = place
+
+    def run(*inputs: Tensor) -> Sequence[Tensor]:
+        function = single if inputs[position].shape[dim] == 1 else many
+        result: Sequence[Tensor] = function(*inputs)
+        return result
+
+    return run
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"cuda {torch.cuda.get_device_name(device)} {torch.cuda.get_device_capability(device)}"
+    if device.type == "cpu":
+        return f"cpu {torch.backends.cpu.get_cpu_capability()}"
+    return device.type
+
+
+@contextmanager
+def _compile_folder(cache_dir: Path | None) -> Iterator[None]:
+    """Let inductor keep its sources and libraries beside our entries, unless the user said where.
+
+    It reads the place from an environment variable, so the variable is set while something compiles
+    there, by however many threads, and put back by the last.
+    """
+    folder = str(cache_dir / "inductor") if cache_dir is not None else ""
+    with _folder_lock:
+        mine = bool(folder) and (_FOLDER_VARIABLE not in os.environ or folder in _folder_users)
+        if mine:
+            os.environ[_FOLDER_VARIABLE] = folder
+            _folder_users[folder] = _folder_users.get(folder, 0) + 1
+    try:
+        yield
+    finally:
+        if mine:
+            with _folder_lock:
+                _folder_users[folder] -= 1
+                if not _folder_users[folder]:
+                    del _folder_users[folder]
+                    os.environ.pop(_FOLDER_VARIABLE, None)

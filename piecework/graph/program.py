@@ -1,0 +1,275 @@
+"""A program: pieces and holes in order, and how they run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from piecework.compile.base import CompiledPiece
+from piecework.devices.base import Device
+from piecework.graph.split import Hole, PieceGraph, SplitGraph
+from piecework.graph.trace import Binding
+
+ATTENTION = "piecework::attention"
+
+HoleFn = Callable[[int, Tensor, Tensor, Tensor, Tensor], None]
+"""fn(layer, q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D], out [T, Hq, D]) writes `out`."""
+Fills = Mapping[str, Callable[..., Any]]
+"""What fills the holes of each op, by the op's name; a function gets the op's arguments."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for a tensor among a hole's arguments: its place in the environment."""
+
+    index: int
+
+
+@dataclass(frozen=True)
+class PieceCall:
+    """Run piece number `distinct` on the tensors in `inputs`; put the results into `outputs`.
+
+    All are indices into the environment. `frees` are those that nothing needs after this step.
+    """
+
+    distinct: int
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    frees: tuple[int, ...] = ()
+    gather: Callable[[Sequence[Any]], tuple[Any, ...]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gather", _gather(self.inputs))
+
+
+@dataclass(frozen=True)
+class HoleCall:
+    """Run the splitting op `op`: what fills it, else `function`, which is the op itself.
+
+    `args` and `kwargs` hold a Slot for each tensor, and literals. `result`: where the op's result, a new
+    tensor, must be copied to, if it has one.
+    """
+
+    op: str
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    result: int | None = None
+    frees: tuple[int, ...] = ()
+
+    def arguments(self, env: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return positional and keyword arguments with tensors from the environment."""
+        return (
+            tuple(_fill(a, env) for a in self.args),
+            {name: _fill(a, env) for name, a in self.kwargs.items()},
+        )
+
+    def run(self, env: Sequence[Any], fill: Callable[..., Any] | None) -> None:
+        """Run it on the environment's tensors."""
+        args, kwargs = self.arguments(env)
+        value = (fill or self.function)(*args, **kwargs)
+        if self.result is not None:
+            env[self.result].copy_(value)
+
+
+Step = PieceCall | HoleCall
+
+
+class Program:
+    """What runs in place of a model's forward: steps over an environment of tensors.
+
+    The environment is a list; weights have their places in it from the start, by reference. Inputs are
+    put at `input_slots`, results are found at `output_slots`.
+
+    Attributes:
+        steps: pieces and holes in the order in which they run.
+        pieces: the distinct pieces that steps call by number.
+        inputs: names of the inputs, in order.
+        num_pieces, num_holes, num_distinct, graphs_traced: the counts.
+        opaque_reason: why the model couldn't be traced; None for a program that was.
+        max_tokens: the most tokens that a run may have.
+        seconds: how long each stage took to make it (`trace`, `passes`, `split`, `compile`).
+        graph_module, distinct_graphs: the flat graph after passes and the distinct pieces', to look at.
+    """
+
+    def __init__(
+        self,
+        steps: Sequence[Step],
+        pieces: Sequence[CompiledPiece],
+        bindings: Sequence[Binding],
+        num_slots: int,
+        output_slots: Sequence[int],
+        device: Device,
+        *,
+        single: bool = True,
+        max_tokens: int,
+    ) -> None:
+        self.steps = tuple(steps)
+        self.pieces = tuple(pieces)
+        self.bindings = tuple(bindings)
+        self.num_slots = num_slots
+        self.input_slots = tuple(i for i, b in enumerate(bindings) if b.kind == "input")
+        self.inputs = tuple(bindings[i].name for i in self.input_slots)
+        self.output_slots = tuple(output_slots)
+        self.device = device
+        self.single = single
+        self.max_tokens = max_tokens
+        self.num_pieces = sum(isinstance(s, PieceCall) for s in self.steps)
+        self.num_holes = sum(isinstance(s, HoleCall) for s in self.steps)
+        self.num_distinct = len(self.pieces)
+        self.graphs_traced = 1
+        self.opaque_reason: str | None = None
+        self.graph_module: fx.GraphModule | None = None
+        self.distinct_graphs: tuple[fx.GraphModule, ...] = ()
+        self.seconds: dict[str, float] = {}
+        self._template: list[Any] = [b.tensor for b in bindings]
+        self._template += [None] * (num_slots - len(bindings))
+
+    @classmethod
+    def opaque(cls, model: Callable[..., Any], device: Device, reason: str) -> Program:
+        """Make the program of a model that can't be traced: one eager hole, which is the model."""
+        return OpaqueProgram(model, device, reason)
+
+    def environment(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Make the environment of a run: weights and inputs in their places, the rest None."""
+        if len(inputs) != len(self.input_slots):
+            raise ValueError(f"the program takes {len(self.input_slots)} inputs ({', '.join(self.inputs)})")
+        env = self._template.copy()
+        for slot, tensor in zip(self.input_slots, inputs, strict=True):
+            env[slot] = tensor
+        return env
+
+    def results(self, env: Sequence[Any]) -> Any:
+        """Take the program's results out of an environment after all steps."""
+        if self.single:
+            return env[self.output_slots[0]]
+        return tuple(env[slot] for slot in self.output_slots)
+
+    def run(self, inputs: Sequence[Tensor], fill: HoleFn | None = None, *, fills: Fills | None = None) -> Any:
+        """Run at the inputs' own size, without a graph.
+
+        `fill` does attention; without it the op does what it means by itself, one causal sequence.
+        `fills` names functions for other splitting ops.
+        """
+        env = self.environment(inputs)
+        holes = self.holes(fill, fills)
+        pieces, launch = self.pieces, self.device.launch
+        for step in self.steps:
+            if isinstance(step, PieceCall):
+                results = launch(pieces[step.distinct], step.gather(env))
+                for slot, tensor in zip(step.outputs, results, strict=True):
+                    env[slot] = tensor
+                del results
+            else:
+                step.run(env, holes.get(step.op))
+            for slot in step.frees:
+                env[slot] = None
+        return self.results(env)
+
+    @staticmethod
+    def holes(fill: HoleFn | None, fills: Fills | None = None) -> dict[str, Callable[..., Any]]:
+        """Return what fills each splitting op, by name, as functions of the op's own arguments."""
+        found: dict[str, Callable[..., Any]] = dict(fills or {})
+        if fill is not None:
+
+            def attention(q: Tensor, k: Tensor, v: Tensor, out: Tensor, layer: int, *_: Any) -> None:
+                fill(layer, q, k, v, out)
+
+            found[ATTENTION] = attention
+        return found
+
+
+class OpaqueProgram(Program):
+    """A model that runs as it is. Its attention is bound for the time of a run."""
+
+    def __init__(self, model: Callable[..., Any], device: Device, reason: str) -> None:
+        super().__init__([], [], [], 0, [], device, max_tokens=2**63 - 1)
+        self._model = model
+        self.opaque_reason = reason
+        self.num_holes = 1
+        self.graphs_traced = 0
+
+    @torch.no_grad()
+    def run(self, inputs: Sequence[Tensor], fill: HoleFn | None = None, *, fills: Fills | None = None) -> Any:
+        """Call the model; see Program.run."""
+        bind = getattr(self._model, "bind_attention", None)
+        if bind is None:
+            return self._model(*inputs)
+        bind(fill)
+        try:
+            return self._model(*inputs)
+        finally:
+            bind(None)
+
+
+def link(
+    graph: SplitGraph,
+    kinds: Sequence[int],
+    pieces: Sequence[CompiledPiece],
+    bindings: Sequence[Binding],
+    device: Device,
+    *,
+    single: bool,
+    max_tokens: int,
+) -> Program:
+    """Give every tensor that crosses a cut its slot, and write the steps.
+
+    `kinds` are the numbers of the distinct pieces, piece by piece; `bindings` belong to the graph's
+    placeholders.
+    """
+    slots: dict[fx.Node, int] = {node: i for i, node in enumerate(graph.placeholders)}
+    for part in graph.pieces:
+        for node in part.outputs:
+            slots[node] = len(slots)
+    keep = {slots[n] for n in graph.outputs} | set(range(len(graph.placeholders)))
+    frees = _frees(graph, slots, keep)
+    steps: list[Step] = []
+    numbers = iter(kinds)
+    for part, free in zip(graph.parts, frees, strict=True):
+        if isinstance(part, PieceGraph):
+            ins = tuple(slots[n] for n in part.inputs)
+            outs = tuple(slots[n] for n in part.outputs)
+            steps.append(PieceCall(next(numbers), ins, outs, free))
+        else:
+            args, kwargs = fx.map_arg((part.args, part.kwargs), lambda n: Slot(slots[n]))  # type: ignore[arg-type, return-value]
+            result = slots[part.buffer] if part.buffer is not None else None
+            steps.append(HoleCall(part.name, part.target, args, kwargs, result, free))
+    outputs = [slots[n] for n in graph.outputs]
+    return Program(steps, pieces, bindings, len(slots), outputs, device, single=single, max_tokens=max_tokens)
+
+
+def _frees(graph: SplitGraph, slots: Mapping[fx.Node, int], keep: set[int]) -> list[tuple[int, ...]]:
+    seen = set(keep)
+    frees: list[tuple[int, ...]] = []
+    for part in reversed(graph.parts):
+        used = {slots[n] for n in _tensors(part)}
+        frees.append(tuple(sorted(used - seen)))
+        seen |= used
+    return frees[::-1]
+
+
+def _tensors(part: PieceGraph | Hole) -> list[fx.Node]:
+    if isinstance(part, PieceGraph):
+        return [*part.inputs, *part.outputs]
+    found: list[fx.Node] = [part.buffer] if part.buffer is not None else []
+    fx.map_arg((part.args, part.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
+    return found
+
+
+def _gather(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:
+    if len(indices) > 1:
+        return itemgetter(*indices)
+    return lambda env: tuple(env[i] for i in indices)
+
+
+def _fill(value: Any, env: Sequence[Any]) -> Any:
+    if isinstance(value, Slot):
+        return env[value.index]
+    if isinstance(value, list | tuple):
+        return type(value)(_fill(v, env) for v in value)
+    return value
