@@ -225,4 +225,4 @@ def test_reading_holds_neither_the_file_nor_a_copy_of_it(tmp_path: Path) -> None
         checkpoint.read("x", out)
         """,
     )
-    assert peak <= 1.25 * size / 2, f"{peak / 2**20:.0f} MiB"
+    assert 0.9 * size / 2 < peak <= 1.25 * size / 2, f"{peak / 2**20:.0f} MiB"
