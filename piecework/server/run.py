@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -19,6 +20,9 @@ from piecework.errors import ConfigError
 from piecework.server.app import create_app
 from piecework.server.connection import Connection
 from piecework.server.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from piecework.engine.service import Service
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +42,8 @@ def serve(
     `drain_timeout`. A second one ends the process at once. `on_ready` gets the URL when requests are
     taken. Raises ConfigError (before the model is loaded, where the port is taken) and ModelError.
     """
-    from piecework.engine.service import Service
-
     config = _with_key(server_config)
-    with closing(_bind(config.host, config.port)) as listener, closing(Service(engine_config)) as service:
+    with closing(_bind(config.host, config.port)) as listener, closing(_load(engine_config)) as service:
         app = create_app(service, config)
         settings = uvicorn.Config(
             app,
@@ -113,6 +115,12 @@ class Server(uvicorn.Server):
         if cut:
             logger.warning("%d requests were cut off: drain_timeout=%g s passed", cut, self._drain_timeout)
         self.should_exit = True
+
+
+def _load(config: EngineConfig) -> Service:
+    from piecework.engine.service import Service  # seconds, which a mistake in the settings need not wait for
+
+    return Service(config)
 
 
 def _with_key(config: ServerConfig) -> ServerConfig:

@@ -8,11 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
+from openai import OpenAI
 
 
 class ServerProcess:
@@ -26,6 +27,8 @@ class ServerProcess:
         self.process = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=self._errors, text=True, env=variables
         )
+        # One client for all: each one that is made reads the certificates anew, which takes a while.
+        self.http = httpx.Client(timeout=60)
         self.url = self._ready_url()
 
     def __enter__(self) -> ServerProcess:
@@ -38,16 +41,19 @@ class ServerProcess:
     def log(self) -> str:
         return self._log.read_text()
 
-    def client(self, key: str = "none") -> openai.OpenAI:
-        return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=60)
+    @cached_property
+    def openai(self) -> OpenAI:
+        return OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60, http_client=self.http
+        )
 
     def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
         if body is not None:
             options["json"] = body
-        return httpx.post(self.url + path, timeout=60, **options)
+        return self.http.post(self.url + path, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=60, **options)
+        return self.http.get(self.url + path, **options)
 
     def metric(self, name: str) -> float:
         """The value of one series, written as in /metrics, labels and all."""
@@ -68,6 +74,7 @@ class ServerProcess:
             self.process.wait(10)
         assert self.process.stdout is not None
         self.process.stdout.close()
+        self.http.close()
         self._errors.close()
 
     def _ready_url(self) -> str:

@@ -91,7 +91,7 @@ def test_token_ids_are_of_the_vocabulary(server: ServerProcess, ids: list[Any]) 
 
 
 def test_the_openai_client_raises_its_own_errors(server: ServerProcess) -> None:
-    client = server.client()
+    client = server.openai
     with pytest.raises(openai.BadRequestError, match="max_tokens=-1") as bad:
         client.chat.completions.create(model="tiny", messages=MESSAGES, max_tokens=-1)
     assert bad.value.param == "max_tokens"

@@ -38,7 +38,7 @@ def idle(server: ServerProcess) -> bool:
 def test_a_cancelled_stream_frees_its_pages(server: ServerProcess) -> None:
     eventually(lambda: idle(server))
     aborted = server.metric('piecework_requests_total{finish_reason="abort"}')
-    stream = server.client().chat.completions.create(**LONG, stream=True, n=2, extra_body=ENDLESS)
+    stream = server.openai.chat.completions.create(**LONG, stream=True, n=2, extra_body=ENDLESS)
     for _ in range(20):
         next(stream)
     assert server.metric("piecework_kv_pages_used") > 0 and server.metric("piecework_requests_running") == 2
@@ -51,7 +51,7 @@ def test_a_client_that_stops_waiting_frees_its_pages(server: ServerProcess) -> N
     eventually(lambda: idle(server))
     aborted = server.metric('piecework_requests_total{finish_reason="abort"}')
     with pytest.raises(openai.APITimeoutError):
-        server.client().chat.completions.create(**LONG, timeout=0.7, extra_body=ENDLESS)
+        server.openai.chat.completions.create(**LONG, timeout=0.7, extra_body=ENDLESS)
     eventually(lambda: idle(server))
     assert server.metric('piecework_requests_total{finish_reason="abort"}') == aborted + 1
 
@@ -135,7 +135,7 @@ def start(folder: str, log: Path, *flags: str) -> ServerProcess:
 
 def test_sigterm_in_mid_stream_drains(folder: str, tmp_path: Path) -> None:
     with start(folder, tmp_path / "log") as server, ThreadPoolExecutor(1) as pool:
-        create = server.client().chat.completions.create
+        create = server.openai.chat.completions.create
         options: dict[str, Any] = {**LONG, "max_tokens": 200, "extra_body": ENDLESS}
         stream = create(**options, stream=True)
         chunks = [next(stream)]
@@ -157,7 +157,7 @@ def test_sigterm_in_mid_stream_drains(folder: str, tmp_path: Path) -> None:
 
 def test_a_second_signal_ends_at_once(folder: str, tmp_path: Path) -> None:
     with start(folder, tmp_path / "log") as server:
-        stream = server.client().chat.completions.create(**LONG, stream=True, extra_body=ENDLESS)
+        stream = server.openai.chat.completions.create(**LONG, stream=True, extra_body=ENDLESS)
         next(stream)
         server.signal(signal.SIGINT)
         eventually(lambda: server.get("/health").status_code == 503)

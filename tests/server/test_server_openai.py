@@ -15,7 +15,7 @@ GREEDY: dict[str, Any] = {"model": "tiny", "temperature": 0, "extra_body": {"ign
 
 @pytest.fixture
 def client(server: ServerProcess) -> openai.OpenAI:
-    return server.client()
+    return server.openai
 
 
 def test_chat(client: openai.OpenAI) -> None:
