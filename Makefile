@@ -44,9 +44,11 @@ $(BIN)/python:
 
 # The stamps make a second call start at once; a change of the dependencies installs again.
 $(VENV)/.installed: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable .
+	@echo "installing into $(VENV); the first time takes a few minutes"
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable .
 	@touch $@
 
 $(VENV)/.installed-dev: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[dev]"
+	@echo "installing into $(VENV), with the tools of developers; the first time takes a few minutes"
+	@$(BIN)/python -m pip install --quiet $(PIP_FLAGS) --editable ".[dev]"
 	@touch $(VENV)/.installed $@
