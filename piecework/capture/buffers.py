@@ -25,7 +25,7 @@ class StaticBuffers:
         self.host_lengths = device.lengths == "host"
         self.input_ids = device.zeros((tokens,), torch.int64)
         self.positions = device.zeros((tokens,), torch.int64)
-        self.num_valid_rows = device.zeros((1,), torch.int32)
+        self.num_valid_rows = device.zeros((1,), torch.int64)
         self.slots = device.zeros((sequences,), torch.int32)
         self.page_table = device.zeros((sequences, table_width), torch.int32)
         if self.host_lengths:

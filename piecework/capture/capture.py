@@ -51,6 +51,11 @@ class Entry:
     weights: dict[str, int]
     checked: bool = False
 
+    @property
+    def graphs(self) -> list[CapturedGraph]:
+        """The graphs among the actions, in order."""
+        return [action for action in self.actions if isinstance(action, CapturedGraph)]
+
 
 @dataclass
 class CapturedProgram:
@@ -127,9 +132,8 @@ class CapturedProgram:
     def release(self) -> None:
         """Give all graphs back to the device."""
         for entry in self._entries.values():
-            for action in entry.actions:
-                if isinstance(action, CapturedGraph):
-                    action.release()
+            for graph in entry.graphs:
+                graph.release()
         self._entries.clear()
         self._results.clear()
 

@@ -196,7 +196,7 @@ class GraphRunner:
 
     def _run_eager(self, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata) -> Tensor:
         self.counters.add("eager_runs")
-        valid = torch.full((1,), input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
+        valid = torch.full((1,), input_ids.shape[0], dtype=torch.int64, device=input_ids.device)
         named = {"input_ids": input_ids, "positions": positions, "num_valid_rows": valid}
         inputs = [named[name] for name in self.program.inputs]
         hidden: Tensor = self.program.run(inputs, fills=self._holes(metadata))

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 from piecework.capture.buffers import StaticBuffers
 from piecework.capture.options import CaptureOptions
 from piecework.capture.runner import GraphRunner
-from piecework.compile.base import CompileContext
+from piecework.compilation import CompilationConfig
+from piecework.compile.base import CompileContext, FunctionPiece
 from piecework.compile.eager import EagerCompiler
 from piecework.devices import make_device
 from piecework.devices.base import Device
 from piecework.devices.sim import SimDevice
+from piecework.graph.build import Options, build_head_program, build_program
 from piecework.graph.counters import Counters
-from piecework.graph.fold import fold
-from piecework.graph.program import Program, link
-from piecework.graph.split import split
-from piecework.graph.trace import trace
 from piecework.kvcache import LayerShape, PagedKVCache, PagePool, pages_for
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
@@ -74,13 +72,13 @@ def tiny(kind: str, **overrides: Any) -> CausalLM:
     return model
 
 
-def make_program(fn: Any, inputs: Sequence[Tensor], names: Sequence[str], device: Device) -> Program:
-    """Trace, split and fold `fn` with eager pieces."""
-    traced = trace(fn, inputs, names=names, max_tokens=64)
-    cut = split(traced.graph_module.graph, ["piecework::attention"])
-    folded = fold([piece.graph_module for piece in cut.pieces])
-    pieces = [EagerCompiler().compile(graph, CompileContext(device)) for graph in folded.distinct]
-    return link(cut, folded.kind, pieces, traced.bindings, device, single=True, max_tokens=64)
+class OpaqueCompiler(EagerCompiler):
+    """Pieces whose inside no recorder looks into, as generated code's is."""
+
+    name = "opaque"
+
+    def compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
+        return FunctionPiece(super().compile(piece, context).function, self.name, opaque=True)
 
 
 @dataclass
@@ -90,6 +88,8 @@ class Rig:
     kind: str = "llama"
     device: Device = field(default_factory=lambda: SimDevice(capacity=1 << 26))
     options: CaptureOptions = FULL
+    compiler: str = "eager"
+    opaque: bool = False
     pages: int = 64
     debug: bool = False
     strict: bool = False
@@ -102,13 +102,11 @@ class Rig:
         self.cache = PagedKVCache(shapes, self.pages, PAGE, torch.float32, self.device)
         self.pool = PagePool(self.pages)
         self.counters, self.head_counters = Counters(), Counters()
-        ids = torch.zeros(3, dtype=torch.int64)
-        names = ["input_ids", "positions", "num_valid_rows"]
-        valid = torch.zeros(1, dtype=torch.int32)
-        inputs, names = ([ids, ids, valid], names) if "moe" in self.kind else ([ids, ids], names[:2])
-        self.program = make_program(self.model, inputs, names, self.device)
-        rows = torch.zeros(3, self.model.config.hidden_size)
-        self.head = make_program(self.model.head, [rows], ["rows"], self.device)
+        config = CompilationConfig(compiler=self.compiler)
+        compiler = OpaqueCompiler() if self.opaque else None
+        settings = Options(self.device, config, compiler=compiler, counters=self.counters, max_tokens=64)
+        self.program = build_program(self.model, settings)
+        self.head = build_head_program(self.model, replace(settings, counters=self.head_counters))
         every = (*self.options.decode_sizes, *self.options.prefill_sizes, 1)
         sequences = max((*self.options.decode_sizes, 1))
         self.buffers = StaticBuffers(self.device, tokens=max(every), sequences=sequences, table_width=16)
@@ -156,7 +154,7 @@ class Rig:
 
     def run(self, *items: BatchItem, phase: str | None = None) -> tuple[Tensor, Tensor]:
         """Run a step; returns hidden states and logits of every item's last row, as they are now."""
-        inputs = build_inputs(items, PAGE, self.device.torch_device)
+        inputs = build_inputs(items, PAGE, self.device)
         phase = phase or ("decode" if all(item.span.length == 1 for item in items) else "prefill")
         rows = [span.stop - 1 for span in inputs.rows]
         hidden, logits = self.runner.run(phase, inputs.input_ids, inputs.positions, inputs.metadata, rows)
@@ -176,7 +174,7 @@ class Eager:
     """The plain model on the CPU device with a cache of its own, which sees the same batches."""
 
     def __init__(self, kind: str, pages: int, overrides: dict[str, Any]) -> None:
-        cpu = make_device("cpu")
+        self.device = cpu = make_device("cpu")
         self.model = tiny(kind, **overrides)
         shapes = [LayerShape(s.num_kv_heads, s.head_dim) for s in self.model.attention_specs]
         self.cache = PagedKVCache(shapes, pages, PAGE, torch.float32, cpu)
@@ -184,7 +182,7 @@ class Eager:
 
     @torch.inference_mode()
     def run(self, items: Sequence[BatchItem]) -> tuple[Tensor, Tensor]:
-        inputs: BatchInputs = build_inputs(items, PAGE, torch.device("cpu"))
+        inputs: BatchInputs = build_inputs(items, PAGE, self.device)
         self.model.bind_attention(lambda *args: self.attend(*args, inputs.metadata))
         hidden = self.model(inputs.input_ids, inputs.positions)
         last = [span.stop - 1 for span in inputs.rows]

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import torch
-from capture_rig import EAGER, FULL, PIECEWISE, Rig, prompt
+from capture_rig import EAGER, FULL, PAGE, PIECEWISE, Rig, prompt
 from torch import nn
 
 from piecework.capture.options import CaptureOptions
@@ -41,11 +41,30 @@ def test_every_mode_equals_the_eager_model(kind, mode):
     assert counters.eager_runs > 0 and counters.recompiles == 0
 
 
+@pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_opaque_pieces(kind, options):
+    rig = Rig(kind, options=options, opaque=True).capture()
+    generate(rig, 3, 3)
+    names = [graph.operations for entry in rig.runner.pieces._entries.values() for graph in entry.graphs]
+    last = ["opaque piece", "aten::copy_"]  # into the static result
+    assert names == [["opaque piece"], ["opaque piece"], last] * len(rig.runner.pieces.sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])
+@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+def test_pieces_of_inductor(kind, options):
+    rig = Rig(kind, options=options, compiler="inductor").capture()
+    generate(rig, 3, 3)
+    assert all(piece.compiler == "inductor" for piece in rig.program.pieces)
+    assert rig.counters.compiles == 3 and rig.counters.recompiles == 0 and rig.counters.replays > 0
+
+
 def test_counts_of_captures_replays_and_padding():
     layers = 4
-    rig = Rig(
-        options=CaptureOptions("piecewise", "eager", (1, 2, 4, 8)), overrides={"num_hidden_layers": layers}
-    )
+    deep = {"num_hidden_layers": layers}
+    rig = Rig(options=CaptureOptions("piecewise", "eager", (1, 2, 4, 8)), overrides=deep)
     made = rig.capture().runner.pieces
     counters, head = rig.counters, rig.head_counters
     assert rig.program.num_pieces == layers + 1 and rig.program.num_holes == layers
@@ -82,7 +101,7 @@ def test_steps_of_random_batches_make_nothing_new(options, steps):
             live.remove(sequence)
             rig.finish(sequence)
     assert (rig.counters.captures, rig.head_counters.captures) == made
-    assert rig.counters.recompiles == rig.counters.compiles == 0
+    assert rig.counters.recompiles == 0 and rig.counters.compiles == 3
     assert rig.counters.replays > steps // 2 and rig.counters.padded_tokens > 0
 
 
@@ -131,7 +150,7 @@ def test_logits_of_chosen_rows_only():
     rig = Rig().capture()
     items = [rig.item(s, prompt(1, s)) for s in range(3)]
     every = rig.check(*items)
-    inputs = build_inputs(items, 4, torch.device("cpu"))
+    inputs = build_inputs(items, PAGE, rig.device)
     step = (inputs.input_ids, inputs.positions, inputs.metadata)
     hidden, logits = rig.runner.run("decode", *step, [2, 0])
     torch.testing.assert_close(logits, every[[2, 0]])
