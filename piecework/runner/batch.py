@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from piecework.devices import Device
 from piecework.kvcache import DUMMY_PAGE, AttentionMetadata, slots_of
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import TokenLogprob
@@ -68,7 +69,7 @@ class BatchInputs:
     metadata: AttentionMetadata
 
 
-def build_inputs(items: Sequence[BatchItem], page_size: int, device: torch.device) -> BatchInputs:
+def build_inputs(items: Sequence[BatchItem], page_size: int, device: Device) -> BatchInputs:
     """Lay the items' tokens one after the other."""
     ids: list[int] = []
     positions: list[int] = []
@@ -85,7 +86,7 @@ def build_inputs(items: Sequence[BatchItem], page_size: int, device: torch.devic
     contexts = [item.span.stop for item in items]
 
     def index(values: Sequence[object], dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.tensor(values, dtype=dtype).to(device, non_blocking=True)
+        return device.place(torch.tensor(values, dtype=dtype))
 
     metadata = AttentionMetadata(index(slots), index(table), index(starts), index(contexts))
     return BatchInputs(index(ids, torch.int64), index(positions, torch.int64), rows, metadata)

@@ -10,18 +10,19 @@ from typing import Any
 
 import torch
 
-from piecework.config import CacheConfig, EngineConfig
+from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
-from piecework.kvcache import LayerShape, PagedKVCache, page_bytes, pages_for
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
-from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
+from piecework.runner.memory import make_cache
+from piecework.runner.programs import make_programs
 from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.cache import cache_root
 from piecework.weights.load import load_weights, open_checkpoint
 from piecework.weights.source import resolve
 
@@ -73,7 +74,9 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
         checkpoint.close()
     weight_bytes = sum(p.nbytes for p in model.parameters())
     profile.add_bytes("load.weights", weight_bytes)
-    cache = make_cache(model, config, limit, dtype, device)
+    folder = cache_root(options.cache_dir) / "pieces"
+    programs = make_programs(model, config, device, profile, folder, limit)
+    cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes)
     fits = min(limit, (cache.num_pages - 1) * cache.page_size)
     if fits < limit and options.max_model_len is None:
         log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)
@@ -81,7 +84,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     if tokenizer is not None:
         eos.update(tokenizer.eos_ids)
     return Loaded(
-        runner=Runner(model, cache, device, profile),
+        runner=Runner(programs, cache, profile),
         model_config=model_config,
         tokenizer=tokenizer,
         default_params=default_params(generation),
@@ -97,45 +100,6 @@ def choose_dtype(name: str, device: Device) -> torch.dtype:
     if not device.supports_dtype(dtype):
         raise ConfigError("dtype", name, f"a precision that {device.name} runs")
     return dtype
-
-
-def make_cache(
-    model: CausalLM, config: EngineConfig, max_model_len: int, dtype: torch.dtype, device: Device
-) -> PagedKVCache:
-    """Size and allocate the KV cache: `num_pages`, else `kv_cache_memory`, else the device's default.
-
-    No more is taken than the most requests at their longest can use. A cache that holds less than
-    the `max_model_len` that the user asked for is refused.
-    """
-    size = config.cache.page_size
-    layers = [LayerShape(s.num_kv_heads, s.head_dim) for s in model.attention_specs]
-    per_page = page_bytes(layers, size, dtype)
-    most = config.scheduler.max_num_seqs * pages_for(max_model_len, size) + 1
-    pages = min(_wanted_pages(config.cache, per_page, device), most)
-    longest = pages_for(config.load.max_model_len, size) if config.load.max_model_len else 1
-    if pages - 1 < longest:
-        needed = (longest + 1) * per_page
-        field = "num_pages" if config.cache.num_pages is not None else "kv_cache_memory"
-        raise ConfigError(
-            field,
-            getattr(config.cache, field),
-            f"at least {longest + 1} pages or {needed} bytes, for one request of "
-            f"{config.load.max_model_len or size} tokens and the dummy page",
-        )
-    if pages * per_page > device.free_memory():
-        raise ConfigError(
-            "kv_cache_memory",
-            pages * per_page,
-            f"at most the {device.free_memory()} bytes that are free on {device.name}",
-        )
-    return PagedKVCache(layers, pages, size, dtype, device)
-
-
-def _wanted_pages(cache: CacheConfig, per_page: int, device: Device) -> int:
-    if cache.num_pages is not None:
-        return cache.num_pages
-    memory = cache.kv_cache_memory
-    return (device.default_kv_cache_memory() if memory is None else memory) // per_page
 
 
 def _context_limit(asked: int | None, model: ModelConfig) -> int:

@@ -1,18 +1,18 @@
-"""The runner: a model's weights and KV cache on one device, and how a step runs there."""
+"""The runner: a model's programs and KV cache on one device, and how a step runs there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from piecework.devices import Device
-from piecework.kvcache import AttentionMetadata, PagedKVCache
-from piecework.models.decoder import CausalLM
+from piecework.devices.base import Phase
+from piecework.kvcache import PagedKVCache
 from piecework.profile import Profile
-from piecework.runner.attention import PagedAttention
 from piecework.runner.batch import BatchItem, ItemResult, build_inputs
+from piecework.runner.programs import Programs
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
 from piecework.sampling import TokenLogprob
 
@@ -21,37 +21,33 @@ _HEAD_ROWS = 128
 
 
 class Runner:
-    """Owns model and cache on `device`, and executes batches. One slice of rows per item, in order."""
+    """Executes batches on a model's programs and its cache. One slice of rows per item, in order."""
 
-    def __init__(self, model: CausalLM, cache: PagedKVCache, device: Device, profile: Profile) -> None:
-        self.model = model
+    def __init__(self, programs: Programs, cache: PagedKVCache, profile: Profile) -> None:
+        self.programs = programs
+        self.device = programs.device
         self.cache = cache
-        self.device = device
         self.profile = profile
-        self._attention = PagedAttention(model.attention_specs, cache, device.op_order)
-        self._metadata: AttentionMetadata | None = None
-        model.bind_attention(self._fill)
-
-    def _fill(self, layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
-        assert self._metadata is not None, "attention is only filled inside execute()"
-        self._attention(layer, q, k, v, out, self._metadata)
+        self.graphs = programs.graphs(cache)
+        if programs.plan is not None:
+            with profile.time("capture"):
+                self.graphs.capture(programs.plan)
 
     @torch.inference_mode()
     def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
         """Run one step; the result has an entry per item, in the same order."""
-        decoding = all(item.span.length == 1 for item in items)
-        phase = "decode" if decoding else "prefill"
+        phase: Phase = "decode" if all(item.span.length == 1 for item in items) else "prefill"
         with self.profile.time(f"{phase}.prepare"):
-            inputs = build_inputs(items, self.cache.page_size, self.device.torch_device)
+            inputs = build_inputs(items, self.cache.page_size, self.device)
+        drawing = [i for i, item in enumerate(items) if item.sampling is not None]
         with self.profile.time(f"{phase}.run"):
-            self._metadata = inputs.metadata
-            try:
-                hidden = self.model(inputs.input_ids, inputs.positions)
-            finally:
-                self._metadata = None
-            drawing = [i for i, item in enumerate(items) if item.sampling is not None]
-            last = [inputs.rows[i].stop - 1 for i in drawing]
-            logits = self.model.head(hidden[last]) if last else None
+            hidden, logits = self.graphs.run(
+                phase,
+                inputs.input_ids,
+                inputs.positions,
+                inputs.metadata,
+                [inputs.rows[i].stop - 1 for i in drawing],
+            )
             self.device.synchronize()
         with self.profile.time(f"{phase}.sample"):
             results = [ItemResult() for _ in items]
@@ -63,14 +59,14 @@ class Runner:
                 if item.prompt_targets:
                     rows = hidden[inputs.rows[i].slice][: len(item.prompt_targets)]
                     scored = self._score(rows, item.prompt_targets, item.prompt_top)
-                    results[i] = ItemResult(results[i].token_id, results[i].logprob, scored, results[i].error)
+                    results[i] = replace(results[i], prompt_logprobs=scored)
         return results
 
     def _score(self, rows: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []
         for start in range(0, len(targets), _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
-            scored += prompt_logprobs(self.model.head(rows[part]), list(targets[part]), top)
+            scored += prompt_logprobs(self.graphs.head(rows[part]), list(targets[part]), top)
         return scored
 
 

@@ -59,8 +59,7 @@ def test_greedy_tokens_equal_the_reference_alone_and_batched(source, reference):
 def test_bfloat16_logits_are_close(source, reference):
     with LLM(MODEL, dtype="bfloat16") as llm:
         ids = llm.service.tokenizer.encode(PROMPTS[-1])
-        model = llm.service._engine._runner.model
-        model.bind_attention(None)
+        model = llm.service._engine._runner.programs.model
         with torch.inference_mode():
             positions = torch.arange(len(ids))
             got = model.head(model(torch.tensor(ids), positions))

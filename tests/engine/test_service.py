@@ -139,14 +139,15 @@ def test_closing_a_stream_frees_its_pages(make_service):
 
 def test_a_row_that_is_not_finite_fails_alone(make_service):
     service = make_service()
-    head = service._engine._runner.model.head
+    graphs = service._engine._runner.graphs
+    run_graphs = graphs.run
 
-    def broken(rows):
-        logits = head(rows)
+    def broken(*args):
+        hidden, logits = run_graphs(*args)
         logits[-1] = float("nan")
-        return logits
+        return hidden, logits
 
-    service._engine._runner.model.head = broken
+    graphs.run = broken
     ends = {}
     done = threading.Semaphore(0)
     for name in ("a", "b"):
@@ -166,7 +167,7 @@ def test_a_row_that_is_not_finite_fails_alone(make_service):
     reasons = sorted(d.finish_reason for d in ends.values())
     assert reasons in (["error", "length"], ["error", "error"])
     assert any("finite" in (d.error or "") for d in ends.values())
-    service._engine._runner.model.head = head
+    graphs.run = run_graphs
     assert run(service, [1], GREEDY.with_changes(max_tokens=2))[-1].finish_reason == "length"
 
 
@@ -176,7 +177,7 @@ def test_failing_steps_end_their_requests_and_three_in_a_row_the_engine(make_ser
     def fail(*args):
         raise RuntimeError("planned failure")
 
-    service._engine._runner.model.forward = fail
+    service._engine._runner.graphs.run = fail
     for _ in range(3):
         last = run(service, [1, 2], GREEDY)[-1]
         assert last.finish_reason == "error" and "planned failure" in last.error
@@ -243,5 +244,5 @@ def test_a_small_cache_shortens_the_context_with_a_warning(make_service, caplog)
 
 def test_the_model_runs_without_gradients(make_service):
     service = make_service()
-    assert not any(p.requires_grad for p in service._engine._runner.model.parameters())
+    assert not any(p.requires_grad for p in service._engine._runner.programs.model.parameters())
     assert torch.is_grad_enabled()

@@ -1,0 +1,56 @@
+"""How large the KV cache is."""
+
+from __future__ import annotations
+
+import torch
+
+from piecework.config import CacheConfig, EngineConfig
+from piecework.devices import Device
+from piecework.errors import ConfigError
+from piecework.kvcache import PagedKVCache, page_bytes, pages_for
+from piecework.models.decoder import CausalLM
+from piecework.runner.programs import layer_shapes
+
+
+def make_cache(
+    model: CausalLM,
+    config: EngineConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: Device,
+    reserved_bytes: int = 0,
+) -> PagedKVCache:
+    """Size and allocate the KV cache: `num_pages`, else `kv_cache_memory`, else the device's default.
+
+    No more is taken than the most requests at their longest can use, and `reserved_bytes` of the device
+    stay free. A cache that holds less than the `max_model_len` that the user asked for is refused.
+    """
+    size = config.cache.page_size
+    layers = layer_shapes(model)
+    per_page = page_bytes(layers, size, dtype)
+    free = device.free_memory() - reserved_bytes
+    most = config.scheduler.max_num_seqs * pages_for(max_model_len, size) + 1
+    pages = min(_wanted_pages(config.cache, per_page, device, free), most)
+    asked = config.load.max_model_len
+    longest = pages_for(asked, size) if asked else 1
+    if pages - 1 < longest:
+        field = "num_pages" if config.cache.num_pages is not None else "kv_cache_memory"
+        raise ConfigError(
+            field,
+            getattr(config.cache, field),
+            f"at least {longest + 1} pages or {(longest + 1) * per_page} bytes, for one request of "
+            f"{asked or size} tokens and the dummy page",
+        )
+    if pages * per_page > free:
+        raise ConfigError(
+            "kv_cache_memory", pages * per_page, f"at most the {free} bytes that are free on {device.name}"
+        )
+    return PagedKVCache(layers, pages, size, dtype, device)
+
+
+def _wanted_pages(cache: CacheConfig, per_page: int, device: Device, free: int) -> int:
+    if cache.num_pages is not None:
+        return cache.num_pages
+    if cache.kv_cache_memory is not None:
+        return cache.kv_cache_memory // per_page
+    return min(device.default_kv_cache_memory(), free) // per_page

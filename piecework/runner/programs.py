@@ -1,0 +1,114 @@
+"""A model's programs on a device, and the graphs that are captured of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from piecework.capture.buffers import StaticBuffers
+from piecework.capture.measure import measure
+from piecework.capture.options import CaptureOptions, choose_options
+from piecework.capture.plan import CapturePlan, Cost
+from piecework.capture.runner import GraphRunner
+from piecework.config import EngineConfig
+from piecework.devices import Device
+from piecework.graph.build import Options, build_head_program, build_program
+from piecework.graph.counters import Counters
+from piecework.graph.program import Program
+from piecework.kvcache import LayerShape, PagedKVCache, pages_for
+from piecework.models.decoder import CausalLM
+from piecework.profile import Profile
+from piecework.runner.attention import PagedAttention
+
+# Graphs get at most this share of the memory that is free beside the weights; the KV cache has the rest.
+_GRAPH_SHARE = 0.5
+
+
+@dataclass
+class Programs:
+    """Body and head of a model as programs, what to capture of them, and what that costs."""
+
+    model: CausalLM
+    body: Program
+    head: Program
+    device: Device
+    options: CaptureOptions
+    buffers: StaticBuffers
+    counters: Counters
+    head_counters: Counters
+    config: EngineConfig
+    cost: Cost | None = None
+    plan: CapturePlan | None = None
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the device that captures will take."""
+        return self.plan.bytes or 0 if self.plan is not None else 0
+
+    def graphs(self, cache: PagedKVCache) -> GraphRunner:
+        """Return a runner of these programs over `cache`; nothing is captured yet."""
+        settings = self.config.compilation_config
+        return GraphRunner(
+            self.body,
+            self.head,
+            self.device,
+            self.options,
+            self.buffers,
+            PagedAttention(self.model.attention_specs, cache, self.device.op_order),
+            counters=self.counters,
+            head_counters=self.head_counters,
+            watched=cache.tensors,
+            debug=settings.enable_debug_mode,
+            strict=settings.strict,
+        )
+
+
+def make_programs(
+    model: CausalLM, config: EngineConfig, device: Device, profile: Profile, cache_dir: Path, max_len: int
+) -> Programs:
+    """Build both programs, and plan captures from what the device has room for.
+
+    Raises:
+        ConfigError: a mode, size or compiler that doesn't fit the device.
+        TraceError, SplitError, CompileError: in strict mode.
+    """
+    settings, steps = config.compilation_config, config.scheduler
+    choices = choose_options(
+        settings,
+        device,
+        max_num_seqs=steps.max_num_seqs,
+        max_tokens=steps.max_num_batched_tokens,
+        max_model_len=max_len,
+    )
+    counters, head_counters = Counters(), Counters()
+    body = build_program(model, Options(device, settings, None, None, counters, profile, cache_dir))
+    head = build_head_program(model, Options(device, settings, None, None, head_counters, profile, cache_dir))
+    largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
+    buffers = StaticBuffers(
+        device,
+        tokens=largest,
+        sequences=max(choices.full_sizes, default=1),
+        table_width=pages_for(max_len, config.cache.page_size),
+    )
+    programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config)
+    if device.captures:
+        _plan(programs)
+    return programs
+
+
+def _plan(programs: Programs) -> None:
+    """Measure what a graph takes on a cache of one page, and choose the sizes that have room."""
+    layers = layer_shapes(programs.model)
+    dtype = next(programs.model.parameters()).dtype
+    page_size = programs.config.cache.page_size
+    graphs = programs.graphs(PagedKVCache(layers, 2, page_size, dtype, programs.device))
+    if graphs.wishes:
+        programs.cost = measure(graphs)
+        budget = int(programs.device.free_memory() * _GRAPH_SHARE)
+        programs.plan = graphs.plan(budget, programs.cost)
+    programs.counters.captures = programs.head_counters.captures = 0  # those for the measurement are gone
+
+
+def layer_shapes(model: CausalLM) -> list[LayerShape]:
+    """Return what each layer of `model` keeps per token."""
+    return [LayerShape(spec.num_kv_heads, spec.head_dim) for spec in model.attention_specs]
