@@ -100,6 +100,8 @@ def test_logit_bias_and_stop_tokens_are_ids_of_the_vocabulary() -> None:
         ("presence_penalty", 2.5),
         ("min_p", -1.0),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-300),
+        ("repetition_penalty", 1e300),
         ("min_tokens", -1),
         ("stop", [""]),
     ],
