@@ -29,7 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "devices": {"ops"},
     "kvcache": {"ops", "devices"},
     "compile": {"ops", "devices", "graph"},
-    "graph": {"ops", "devices", "layers.attention", "compile.base"},
+    "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},
     "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache"},
     "engine": MODEL | BESIDE | RUN,
