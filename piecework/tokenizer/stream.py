@@ -64,17 +64,15 @@ class ByteStream:
 
         A character that begins in the prompt and isn't complete there belongs to the text that follows.
         """
-        start, end = 0, len(prompt_ids)
-        while start < end and (self._first or self._strip):
-            self.push(prompt_ids[start])
-            start += 1
-        tail, length = end, 0
-        while tail > start and length < _LONGEST_CHARACTER:
-            tail -= 1
-            length += len(self._bytes(prompt_ids[tail]))
-        if tail > start:
-            self._decoder.reset()
-        self._text(self._bytes(token_id) for token_id in prompt_ids[tail:])
+        # So many bytes tell where a character begins, and whether the text has begun.
+        wanted = max(_LONGEST_CHARACTER, self._strip)
+        start = len(prompt_ids)
+        while start > 0 and wanted > 0:
+            start -= 1
+            if prompt_ids[start] not in self._hidden:
+                wanted -= len(self._vocabulary.bytes_of(prompt_ids[start]))
+        for token_id in prompt_ids[start:]:
+            self.push(token_id)
 
     def push(self, token_id: int) -> str:
         """Take the next token and return the text that is complete now."""

@@ -33,7 +33,7 @@ def sentencepiece() -> Tokenizer:
     """BPE with byte fallback and a bos token, as in Llama 2."""
     special = ["<unk>", "<s>", "</s>"]
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # so that no token grows beyond a word
     trainer = trainers.BpeTrainer(
         vocab_size=380,
         special_tokens=[*special, *(f"<0x{byte:02X}>" for byte in range(256))],
@@ -42,6 +42,7 @@ def sentencepiece() -> Tokenizer:
     tokenizer.train_from_iterator([SENTENCES[0], SENTENCES[1]] * 10, trainer)
     # The trainer makes every special token special; bytes are ordinary tokens.
     tokenizer = Tokenizer.from_str(without_added_bytes(tokenizer))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )

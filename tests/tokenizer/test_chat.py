@@ -33,7 +33,7 @@ CHATS: dict[str, list[dict[str, Any]]] = {
     ],
     "turns": [
         {"role": "user", "content": "1 < 2 & 'so on'"},
-        {"role": "assistant", "content": "日本語", "reasoning_content": "\nhm\n"},
+        {"role": "assistant", "content": "日本語", "reasoning_content": "\nhm\n", "tool_calls": None},
         {"role": "user", "content": "<|im_end|>"},
     ],
     "calls": [

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from piecework.tokenizer.detokenize import Detokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
@@ -76,6 +77,21 @@ def test_the_space_of_the_first_word_depends_on_the_prompt(sentencepiece_backend
     assert "".join(stream(Detokenizer(tokenizer), ids)) == "the time"
     assert "".join(stream(Detokenizer(tokenizer, [1]), ids)) == "the time"
     assert "".join(stream(Detokenizer(tokenizer, tokenizer.encode("upon")), ids)) == " the time"
+
+
+@given(data=st.data())
+@settings(max_examples=100, deadline=None)
+def test_a_decoder_that_drops_several_spaces(sentencepiece_backend: Backend, data: st.DataObject) -> None:
+    backend = Backend.from_str(sentencepiece_backend.to_str())
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 3, 0)]
+    backend.decoder = decoders.Sequence(steps)
+    tokenizer = Tokenizer(backend)
+    words = [backend.token_to_id(name) for name in ("▁", "<0x20>", "▁the", "a")]
+    ids = data.draw(st.lists(st.sampled_from(words), max_size=10))
+    cut = data.draw(st.integers(0, len(ids)))
+    assert tokenizer.decode(ids) == backend.decode(ids)
+    output = "".join(stream(Detokenizer(tokenizer, ids[:cut]), ids[cut:]))
+    assert backend.decode(ids[:cut]) + output == backend.decode(ids)
 
 
 def test_special_tokens_are_shown_only_if_wanted(byte_level_backend: Backend) -> None:
