@@ -44,7 +44,7 @@ def symbolic_sizes() -> Iterator[None]:
     Without it torch takes every symbol for at least 2, whatever range was given, and a graph is wrong
     for one token.
     """
-    with symbolic_config.patch(backed_size_oblivious=True):
+    with symbolic_config.patch(backed_size_oblivious=True):  # type: ignore[attr-defined]
         yield
 
 
@@ -61,23 +61,20 @@ def new_fake_mode() -> FakeTensorMode:
 
 def new_symbol(mode: FakeTensorMode, name: str, high: int = MAX_TOKENS, low: int = 1) -> torch.SymInt:
     """Make a size between `low` and `high`, the only one of its `name` in this mode."""
-    context = StatelessSymbolicContext(
+    context: Any = StatelessSymbolicContext(
         dynamic_sizes=[DimDynamic.DYNAMIC],
         constraint_sizes=[StrictMinMaxConstraint(vr=ValueRanges(low, high), warn_only=False)],
     )
     example = torch.empty(min(max(HINT, low), high), device="meta")
     fake = mode.from_tensor(example, symbolic_context=context, source=LocalSource(name))
-    size = fake.shape[0]
+    size: Any = fake.shape[0]
     assert isinstance(size, torch.SymInt)
     return size
 
 
-def expression(size: int | torch.SymInt) -> sympy.Expr:
-    """Return a size as a sympy expression."""
-    if isinstance(size, torch.SymInt):
-        found: sympy.Expr = size.node.expr
-        return found
-    return sympy.Integer(size)
+def expression(size: Any) -> sympy.Expr:
+    """Return a size, an int or a SymInt, as a sympy expression."""
+    return size.node.expr if isinstance(size, torch.SymInt) else sympy.Integer(size)
 
 
 def evaluate(expr: sympy.Expr, symbols: dict[sympy.Symbol, Any]) -> Any:
@@ -121,19 +118,15 @@ class SizeWriter:
         self._lookup = lookup
         self._written: dict[sympy.Expr, fx.Node] = {}
 
-    def write(self, size: torch.SymInt) -> fx.Node | int:
-        """Return the node that computes `size`, or a number if it is one."""
+    def write(self, size: Any) -> fx.Node | int:
+        """Return the node that computes `size`, a SymInt, or the number if it is one."""
         expr = expression(size)
         if isinstance(expr, sympy.Integer):
             return int(expr)
         if expr not in self._written:
-            before = len(self._graph.nodes)
             symbols = {s: Proxy(self._symbol(s, size), self._tracer) for s in expr.free_symbols}
             self._written[expr] = evaluate(expr, symbols).node
-            for node in list(self._graph.nodes)[before:]:
-                if "val" not in node.meta:
-                    args = fx.map_arg(node.args, lambda n: n.meta["val"])
-                    node.meta["val"] = node.target(*args)  # type: ignore[operator]
+            _annotate(self._written[expr])
         return self._written[expr]
 
     def _symbol(self, symbol: sympy.Symbol, size: torch.SymInt) -> fx.Node:
@@ -143,6 +136,15 @@ class SizeWriter:
             node.meta["val"] = tensor.meta["val"].shape[dim]
             self._written[symbol] = node
         return self._written[symbol]
+
+
+def _annotate(node: fx.Node) -> None:
+    """Give nodes that compute a size their value, inputs first."""
+    if "val" not in node.meta:
+        for used in node.all_input_nodes:
+            _annotate(used)
+        args = fx.map_arg(node.args, lambda n: n.meta["val"])
+        node.meta["val"] = node.target(*args)  # type: ignore[operator]
 
 
 def fresh_fakes(
@@ -193,4 +195,4 @@ def assumptions(mode: FakeTensorMode, low: int = 1) -> list[str]:
 
 
 def _holds(expr: sympy.Basic, ranges: dict[sympy.Symbol, ValueRanges[Any]]) -> bool:
-    return bool(bound_sympy(expr, ranges).lower == sympy.true)  # type: ignore[arg-type]
+    return bool(bound_sympy(expr, ranges).lower == sympy.true)
