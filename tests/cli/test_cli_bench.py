@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from conftest import Run
 
+from piecework.bench.own_server import own_server
+from piecework.errors import ModelError
+
 
 def test_latency(run: Run, tiny: Path) -> None:
     shape = [
@@ -98,9 +101,8 @@ def test_serving_starts_and_stops_its_own_server(run: Run, tiny: Path) -> None:
     assert report["model_id"] == str(tiny)
 
 
-def test_serving_tells_why_its_server_did_not_start(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    done = run("bench", "serving", "--model", str(tmp_path), "--num-prompts", "1")
-    assert done.code == 2
-    assert "the server ended with exit code 2" in done.err
-    assert "has no weights" in done.err
+def test_serving_tells_why_its_server_did_not_start() -> None:
+    with pytest.raises(ModelError) as caught, own_server({"page_size": 0}, None):
+        pass
+    assert "the server ended with exit code 2 before it listened" in str(caught.value)
+    assert "page_size=0 is not allowed" in str(caught.value)
