@@ -78,7 +78,8 @@ class Request:
         self.output_ids.append(token_id)
         self._token_times.append(now())
         may_stop = len(self.output_ids) >= self.params.min_tokens
-        reason, stop_reason = None, None
+        reason: str | None = None
+        stop_reason: str | int | None = None
         text = ""
         if token_id in self.stop_ids and may_stop:
             reason = "stop"
