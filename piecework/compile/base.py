@@ -37,9 +37,7 @@ class CompiledPiece(Protocol):
     compiler: str
     source: str
 
-    def __call__(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
-    ) -> Sequence[Tensor]:
+    def __call__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
         """Run, and return the results; with `outputs` they are written into those, which are returned."""
 
 
@@ -93,9 +91,7 @@ class FunctionPiece:
         self.source = source
         self.opaque = opaque
 
-    def __call__(
-        self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
-    ) -> Sequence[Tensor]:
+    def __call__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
         """Run; see CompiledPiece."""
         results = self.function(*inputs)
         return results if outputs is None else write_results(results, outputs)

@@ -57,5 +57,5 @@ class DynamoCompiler:
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            made: Any = self._backend(inlined.graph_module, inlined.inputs)
+            made: Callable[..., Any] = self._backend(inlined.graph_module, inlined.inputs)
         return made

@@ -74,7 +74,9 @@ class _Writer:
     def write(self) -> str:
         nodes = list(self._graph.nodes)
         last = {used: node for node in nodes for used in node.all_input_nodes}
-        inputs, body, result = [], [], "()"
+        inputs: list[str] = []
+        body: list[str] = []
+        result = "()"
         for number, node in enumerate(nodes):
             if node.op == "placeholder":
                 self._names[node] = f"i{len(inputs)}"
@@ -87,9 +89,7 @@ class _Writer:
                 self._names[node] = name = f"v{number}"
                 body.append(f"{name} = {self._call(node)}" if node.users else self._call(node))
                 done = [
-                    self._names[n]
-                    for n in node.all_input_nodes
-                    if last[n] is node and n.op != "placeholder"
+                    self._names[n] for n in node.all_input_nodes if last[n] is node and n.op != "placeholder"
                 ]
                 if done:
                     body.append("del " + ", ".join(done))
@@ -104,7 +104,8 @@ class _Writer:
         return f"{self._function(node)}({', '.join(args)})"
 
     def _function(self, node: fx.Node) -> str:
-        function = self._targets.get(node) or _BINDINGS.get(node.target, node.target)
+        target: Any = node.target
+        function = self._targets.get(node) or _BINDINGS.get(target, target)
         if function not in self._functions:
             short = getattr(function, "__name__", "function").strip("_").replace(".", "_")
             name = f"{short}_{len(self._functions)}" if short.isidentifier() else f"f{len(self._functions)}"

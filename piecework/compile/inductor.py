@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from piecework.compile.base import CompileContext, CompileError, FunctionPiece, first_line, token_input
 from piecework.compile.cache import PieceCache, StaleEntryError, content_key
@@ -28,15 +29,16 @@ from piecework.graph.symbols import assumptions, symbolic_sizes
 log = logging.getLogger("piecework.compile")
 
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-_folder_lock = threading.Lock()
-_folder_users: dict[str, int] = {}
+_lock = threading.Lock()
 
 
 class InductorCompiler:
     """See the module."""
 
     name = "inductor"
-    parallel = True
+    # torch.fx and inductor keep global state while they trace, so two threads can't. Within a piece inductor
+    # runs the C++ or Triton compiler for several kernels at once by itself.
+    parallel = False
 
     def compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
         """Compile for all sizes, and for one token by itself where that is needed."""
@@ -48,6 +50,10 @@ class InductorCompiler:
             raise CompileError(self.name, first_line(error)) from error
 
     def _compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
+        with _lock:
+            return self._variants(piece, context)
+
+    def _variants(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
         function, failed = self._variant(piece, context, None)
         if not failed:
             return FunctionPiece(function, self.name)
@@ -119,6 +125,7 @@ class InductorCompiler:
 def _compile(inlined: Inlined) -> Any:
     import torch._inductor
 
+    inputs: list[Any] = list(inlined.inputs)
     options: dict[str, Any] = {}
     # One function that can be saved whole. A torch that lacks it saves entries of its caches.
     if "aot" in inspect.signature(torch._inductor.standalone_compile).parameters:
@@ -128,7 +135,7 @@ def _compile(inlined: Inlined) -> Any:
             node.meta["example_value"] = node.meta["val"]  # where standalone_compile looks for the mode
     with symbolic_sizes(), torch.inference_mode(False), torch.no_grad():
         return torch._inductor.standalone_compile(
-            inlined.graph_module, inlined.inputs, dynamic_shapes="from_graph", options={}, **options
+            inlined.graph_module, inputs, dynamic_shapes="from_graph", options={}, **options
         )
 
 
@@ -163,21 +170,18 @@ def _hardware(device: torch.device) -> str:
 def _compile_folder(cache_dir: Path | None) -> Iterator[None]:
     """Let inductor keep its sources and libraries beside our entries, unless the user said where.
 
-    It reads the place from an environment variable, so the variable is set while something compiles
-    there, by however many threads, and put back by the last.
+    It reads the place from an environment variable, which it sets itself to its default. So the variable
+    is changed while something compiles here, which is once at a time.
     """
-    folder = str(cache_dir / "inductor") if cache_dir is not None else ""
-    with _folder_lock:
-        mine = bool(folder) and (_FOLDER_VARIABLE not in os.environ or folder in _folder_users)
-        if mine:
-            os.environ[_FOLDER_VARIABLE] = folder
-            _folder_users[folder] = _folder_users.get(folder, 0) + 1
+    given = os.environ.get(_FOLDER_VARIABLE)
+    if cache_dir is None or given not in (None, default_cache_dir()):
+        yield
+        return
+    os.environ[_FOLDER_VARIABLE] = str(cache_dir / "inductor")
     try:
         yield
     finally:
-        if mine:
-            with _folder_lock:
-                _folder_users[folder] -= 1
-                if not _folder_users[folder]:
-                    del _folder_users[folder]
-                    os.environ.pop(_FOLDER_VARIABLE, None)
+        if given is None:
+            os.environ.pop(_FOLDER_VARIABLE, None)
+        else:
+            os.environ[_FOLDER_VARIABLE] = given

@@ -36,7 +36,7 @@ def compile_pieces(
     if not compiler.parallel or workers < 2:
         return [_compile(piece, c, compiler) for piece, c in zip(pieces, contexts, strict=True)]
     with ThreadPoolExecutor(workers, thread_name_prefix="piecework-compile") as pool:
-        return list(pool.map(lambda job: _compile(*job, compiler), zip(pieces, contexts, strict=True)))
+        return list(pool.map(_compile, pieces, contexts, [compiler] * len(pieces)))
 
 
 def _compile(piece: fx.GraphModule, context: CompileContext, compiler: Compiler) -> CompiledPiece:

@@ -74,7 +74,7 @@ class Inlined:
     """A piece in plain torch operations, on tensors of a mode of its own; `inputs` are its placeholders'."""
 
     graph_module: fx.GraphModule
-    inputs: list[FakeTensor]
+    inputs: list[Tensor]
     mode: FakeTensorMode
 
 
@@ -99,7 +99,7 @@ def inline(
         with mode, recorder:
             outputs = _Inliner(piece, order).run(*inputs)
         recorder.finish(list(outputs))
-    return Inlined(fx.GraphModule(nn.Module(), recorder.graph), inputs, mode)
+    return Inlined(fx.GraphModule(nn.Module(), recorder.graph), list(inputs), mode)
 
 
 class _Inliner(fx.Interpreter):

@@ -223,8 +223,8 @@ def link(
     placeholders.
     """
     slots: dict[fx.Node, int] = {node: i for i, node in enumerate(graph.placeholders)}
-    for part in graph.pieces:
-        for node in part.outputs:
+    for piece in graph.pieces:
+        for node in piece.outputs:
             slots[node] = len(slots)
     keep = {slots[n] for n in graph.outputs} | set(range(len(graph.placeholders)))
     frees = _frees(graph, slots, keep)
@@ -236,7 +236,8 @@ def link(
             outs = tuple(slots[n] for n in part.outputs)
             steps.append(PieceCall(next(numbers), ins, outs, free))
         else:
-            args, kwargs = fx.map_arg((part.args, part.kwargs), lambda n: Slot(slots[n]))  # type: ignore[arg-type, return-value]
+            place: Any = lambda n: Slot(slots[n])  # noqa: E731 - typed as fx's own argument would be
+            args, kwargs = fx.map_arg((part.args, part.kwargs), place)
             result = slots[part.buffer] if part.buffer is not None else None
             steps.append(HoleCall(part.name, part.target, args, kwargs, result, free))
     outputs = [slots[n] for n in graph.outputs]
@@ -257,8 +258,14 @@ def _tensors(part: PieceGraph | Hole) -> list[fx.Node]:
     if isinstance(part, PieceGraph):
         return [*part.inputs, *part.outputs]
     found: list[fx.Node] = [part.buffer] if part.buffer is not None else []
-    fx.map_arg((part.args, part.kwargs), lambda n: found.append(n) or n)  # type: ignore[func-returns-value]
-    return found
+    return [*found, *_nodes((part.args, part.kwargs))]
+
+
+def _nodes(value: Any) -> list[fx.Node]:
+    if isinstance(value, fx.Node):
+        return [value]
+    values = value.values() if isinstance(value, Mapping) else value
+    return [n for v in values for n in _nodes(v)] if isinstance(value, list | tuple | Mapping) else []
 
 
 def _gather(indices: tuple[int, ...]) -> Callable[[Sequence[Any]], tuple[Any, ...]]:

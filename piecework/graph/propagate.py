@@ -127,4 +127,4 @@ class Propagator:
 
 
 def _same_storage(a: Tensor, b: Tensor) -> bool:
-    return a.untyped_storage()._cdata == b.untyped_storage()._cdata
+    return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)

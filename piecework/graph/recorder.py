@@ -1,9 +1,9 @@
 """Writes down the operations that a function does on tensors without data, as an fx graph.
 
 It stands where `make_fx` could, and records the same: operations below autograd, with mutating ones
-as they are. It is ten times faster on a model of many layers (see propagate.py), and sizes are written only
-where an operation takes one. Real tensors that the function meets (weights, buffers, constants) become inputs of
-the graph as they are met; nothing is copied, and nothing of theirs ends up in the graph.
+as they are. It is ten times faster on a model of many layers (see propagate.py), and sizes are written
+only where an operation takes one. Real tensors that the function meets (weights, buffers, constants)
+become inputs of the graph as they are met; nothing is copied, and none of them ends up in the graph.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Recorder(TorchDispatchMode):
     """A dispatch mode; enter it inside `fakes`. `graph` grows by a node for each operation."""
 
     def __init__(self, fakes: FakeTensorMode, inputs: Sequence[tuple[str, FakeTensor]]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.graph = fx.Graph()
         self.lifted: dict[fx.Node, Tensor] = {}
         self._fakes = fakes

@@ -177,10 +177,8 @@ class _Splitter:
         """Allocate the result's place in the piece before the hole."""
         with self._graph.inserting_before(node):
             writer = SizeWriter(self._graph, self._sources.__getitem__)
-            shape, stride = [
-                [writer.write(s) if isinstance(s, torch.SymInt) else s for s in sizes]
-                for sizes in (value.shape, value.stride())
-            ]
+            sizes: list[list[Any]] = [[*value.shape], [*value.stride()]]
+            shape, stride = ([writer.write(s) for s in part] for part in sizes)
             made = self._graph.call_function(
                 _empty_strided, (shape, stride), {"dtype": value.dtype, "device": value.device}
             )

@@ -6,6 +6,7 @@ input. So any size can be recomputed wherever that input is at hand, and no size
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -24,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
 )
 from torch.fx.proxy import GraphAppendingTracer, Proxy
 from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
@@ -34,6 +36,7 @@ MAX_TOKENS = 1 << 16
 # It is no size that models have, so that a size that was mistaken for it is seen.
 HINT = 37
 
+_MOST_TRIED = 1 << 20
 _sym_size = torch.ops.aten.sym_size.int
 
 
@@ -195,4 +198,15 @@ def assumptions(mode: FakeTensorMode, low: int = 1) -> list[str]:
 
 
 def _holds(expr: sympy.Basic, ranges: dict[sympy.Symbol, ValueRanges[Any]]) -> bool:
-    return bool(bound_sympy(expr, ranges).lower == sympy.true)
+    """Say whether a condition is true for all sizes: by reasoning, else by trying every one."""
+    if bound_sympy(expr, ranges).lower == sympy.true:
+        return True
+    symbols = list(expr.free_symbols)
+    if len(symbols) != 1 or symbols[0] not in ranges:
+        return False
+    low, high = ranges[symbols[0]].lower, ranges[symbols[0]].upper
+    if not (low.is_Integer and high.is_Integer and high - low <= _MOST_TRIED):
+        return False
+    text = PythonPrinter().doprint(expr)
+    check = eval(f"lambda {symbols[0]}: {text}", {"math": math})
+    return all(check(size) for size in range(int(low), int(high) + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import operator
+import os
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,9 +123,9 @@ def _bindings(fn: Callable[..., Any], recorder: Recorder) -> list[Binding]:
 def _reason(error: Exception) -> str:
     """One line: what went wrong, and the last place outside of torch and this package's tracer."""
     place = ""
-    ours = {str(Path(operator.__file__)), __file__, str(Path(__file__).with_name("recorder.py"))}
+    ours = {__file__, *(str(Path(__file__).with_name(name)) for name in ("recorder.py", "propagate.py"))}
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if "/torch/" not in frame.filename and frame.filename not in ours:
+        if f"{os.sep}torch{os.sep}" not in frame.filename and frame.filename not in ours:
             place = f" ({Path(frame.filename).name}:{frame.lineno}: {frame.line})"
             break
     lines = str(error).strip().splitlines() or [""]
