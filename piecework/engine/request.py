@@ -88,7 +88,8 @@ class Request:
         if self.detokenizer is not None and shown:
             text, stopped = self.detokenizer.push(token_id, check_stop=may_stop)
             if stopped is not None:
-                reason, stop_reason = "stop", stopped
+                reason = "stop"
+                stop_reason = stopped
         if reason is None and len(self.output_ids) >= self.max_tokens:
             reason = "length"
         return self._delta(text, (token_id,), logprob, reason, stop_reason)

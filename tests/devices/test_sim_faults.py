@@ -68,9 +68,9 @@ def test_an_abort_ends_the_process():
 
 
 def test_a_plan_that_cannot_happen_is_refused():
-    with pytest.raises(ConfigError, match="fault.point='boot' is not allowed: one of compile, capture, step"):
+    with pytest.raises(ConfigError, match=r"fault\.point='boot' is not allowed: one of compile, capture, step"):
         Fault("boot", 0)
-    with pytest.raises(ConfigError, match="fault.kind='sulk' is not allowed: one of error, hang"):
+    with pytest.raises(ConfigError, match=r"fault\.kind='sulk' is not allowed: one of error, hang"):
         Fault("step", 0, "sulk")
     with pytest.raises(ConfigError, match="only a step has results"):
         Fault("capture", 0, "nan")
