@@ -6,6 +6,7 @@ Plain ASGI, because wrappers that buffer would hide a client's disconnect from t
 from __future__ import annotations
 
 import hmac
+import logging
 import re
 import uuid
 
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from piecework.server.errors import ApiError, as_api_error
 from piecework.server.lifecycle import Lifecycle
 from piecework.server.metrics import ServerMetrics
+
+logger = logging.getLogger(__name__)
 
 OPEN_PATHS = frozenset({"/health", "/version", "/metrics"})
 """Answered without the API key, and while draining: probes and scrapers seldom hold a key.
@@ -62,6 +65,8 @@ class RequestScope:
         finally:
             self._lifecycle.leave()
             self._metrics.answered(scope, status)
+            # %r: a path is decoded, and could write lines of its own into the log.
+            logger.info("%s %r %d, request id %s", scope["method"], scope["path"], status, request_id)
 
 
 class DrainGate:

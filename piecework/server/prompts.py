@@ -61,9 +61,11 @@ class PromptReader:
             if all(isinstance(item, str) for item in value):
                 return [await self.from_text(text, add_special_tokens) for text in value]
             if all(isinstance(item, list) for item in value):
-                return [Prompt(self.check_ids(f"prompt[{i}]", ids)) for i, ids in enumerate(value)]
+                return await asyncio.to_thread(
+                    lambda: [Prompt(self.check_ids(f"prompt[{i}]", ids)) for i, ids in enumerate(value)]
+                )
             if not any(isinstance(item, str | list) for item in value):
-                return [Prompt(self.check_ids("prompt", value))]
+                return [Prompt(await asyncio.to_thread(self.check_ids, "prompt", value))]
         allowed = "a string, a list of strings, a list of token ids, or a list of lists of token ids"
         raise RequestError(f"prompt={shorten(value)} is not allowed: {allowed}", param="prompt")
 

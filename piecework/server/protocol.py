@@ -14,6 +14,10 @@ Integer = Annotated[int, Field(ge=-(2**63), le=2**64 - 1)]
 """A JSON integer that fits into 64 bits; larger ones are a mistake wherever they appear."""
 
 
+MAX_STOPS = 128
+"""Stop strings of one request. Each is looked for after every token, in the thread that serves all."""
+
+
 def _listed(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
@@ -43,7 +47,7 @@ class SamplingFields(Body):
     n: Integer | None = None
     max_tokens: Integer | None = None
     stop: Annotated[list[str], BeforeValidator(_listed)] | None = Field(
-        None, description="a string or a list of strings"
+        None, max_length=MAX_STOPS, description=f"a string or a list of at most {MAX_STOPS} strings"
     )
     seed: Integer | None = None
     presence_penalty: float | None = None

@@ -155,6 +155,7 @@ def test_sigterm_in_mid_stream_drains(folder: str, tmp_path: Path) -> None:
         assert "Traceback" not in server.log
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_at_once(folder: str, tmp_path: Path) -> None:
     with start(folder, tmp_path / "log") as server:
         stream = server.openai.chat.completions.create(**LONG, stream=True, extra_body=ENDLESS)
