@@ -14,6 +14,7 @@ from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx import Graph, GraphModule
 
 from piecework.compilation import DEFAULT_SPLITTING_OPS
+from piecework.graph.passes.aliases import inputs_of
 from piecework.graph.passes.arguments import op_name
 from piecework.graph.passes.base import EACH_LAYER, Pass, PassContext
 from piecework.graph.passes.canonicalise import CANONICALISE
@@ -255,7 +256,7 @@ def _check_frame(name: str, before: Graph, after: Graph) -> None:
 
 def _output_values(graph: Graph) -> list[Any]:
     output = next(node for node in graph.nodes if node.op == "output")
-    return [node.meta["val"] for node in output.all_input_nodes]
+    return [node.meta["val"] for node in inputs_of(output)]
 
 
 def _as_pass_error(name: str, error: Exception) -> PassError:
