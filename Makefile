@@ -8,7 +8,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 PROMPT ?= What is the capital of France?
-CHECKED := piecework tests
+CHECKED := piecework tests tools
 
 .DEFAULT_GOAL := help
 .PHONY: help run test slow lint format clean

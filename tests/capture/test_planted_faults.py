@@ -34,7 +34,7 @@ torch.library.register_fake("capture_test::doubled", torch.empty_like, lib=_libr
 
 def metadata(*values: list[int] | list[list[int]]) -> AttentionMetadata:
     """Slots, page table, query starts and context lengths as tensors."""
-    return AttentionMetadata(*(torch.tensor(value, dtype=torch.int32) for value in values))
+    return AttentionMetadata(*(torch.tensor(value, dtype=torch.int32) for value in values), 1)
 
 
 @pytest.fixture
@@ -51,6 +51,7 @@ def test_a_padded_row_does_not_write_into_a_live_request():
     newcomer = rig.item(9, prompt(4, 9))
     assert newcomer.pages == (pages := rig.pages_of[9]) and pages, "it has the pages that sequence 3 had"
     rig.check(newcomer)
+    rig.check(rig.item(10, prompt(4, 10)))
     # Three rows in a graph of four: the fourth row's slot was on what is now the newcomer's page.
     rig.check(*[rig.item(s, [20 + s]) for s in range(3)])
     rig.check(rig.item(9, [5]))

@@ -125,16 +125,18 @@ def test_what_a_replay_reads_from_freed_memory_is_nan(sim):
 
 
 def test_memory_that_was_free_at_capture_is_nan_at_replay(sim):
-    (x,) = placed(sim, [1.0, 2.0])
+    x, long = placed(sim, [1.0, 2.0], [3.0] * 100)
     pool = sim.new_pool()
-    first, kept = sim.capture(lambda: x + 1, pool)
-    weak = sim.weak_reference(kept)
-    del kept
-    second, _ = sim.capture(lambda: (x * 2).sum(), pool)
+    first, (dropped, kept) = sim.capture(lambda: (x + 1, x + 2), pool)
+    weak = sim.weak_reference(dropped)
+    del dropped
+    second, other = sim.capture(lambda: long * 2, pool)
+    assert other.data_ptr() != weak.data_ptr(), "the gap is too small for the second graph's result"
     first.replay()
-    assert weak.tolist() == [2.0, 3.0]
+    assert weak.tolist() == [2.0, 3.0] and kept.tolist() == [3.0, 4.0]
     second.replay()
-    assert weak.tolist() != [2.0, 3.0], "the second graph may use that memory, so it does"
+    assert kept.tolist() == [3.0, 4.0]
+    assert bool(weak.isnan().all()), "the second graph was allowed to use that memory"
 
 
 def test_memory_freed_inside_a_capture_is_nan_for_later_operations(sim):
