@@ -71,8 +71,8 @@ def _qkv_norm_rope_fake(
 
 
 _define(
-    "qkv_norm_rope(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor q_weight, Tensor k_weight, float eps, "
-    "int heads, int kv_heads, int size) -> (Tensor, Tensor, Tensor)",
+    "qkv_norm_rope(Tensor qkv, Tensor positions, Tensor cos_sin, Tensor q_weight, Tensor k_weight, "
+    "float eps, int heads, int kv_heads, int size) -> (Tensor, Tensor, Tensor)",
     _qkv_norm_rope,
     _qkv_norm_rope_fake,
 )
@@ -133,9 +133,7 @@ def qkv_norm_rope() -> PatternPass:
         kv_heads: int,
         size: int,
     ) -> Any:
-        return TEST_OPS.qkv_norm_rope(
-            qkv, positions, cos_sin, q_weight, k_weight, eps, heads, kv_heads, size
-        )
+        return TEST_OPS.qkv_norm_rope(qkv, positions, cos_sin, q_weight, k_weight, eps, heads, kv_heads, size)
 
     return PatternPass(name="qkv_norm_rope", pattern=pattern, replacement=replacement, expect="each_layer")
 

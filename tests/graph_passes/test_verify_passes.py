@@ -48,7 +48,10 @@ def norm_pass(name: str, replacement: Callable[..., Any], bound: Bound = LOOSE) 
 
 
 def other_eps() -> Pass:
-    return norm_pass("other_eps", lambda x, residual, weight: TEST_OPS.add_rms_norm(x, residual, weight, 1e-6))
+    def replacement(x: Tensor, residual: Tensor, weight: Tensor) -> Any:
+        return TEST_OPS.add_rms_norm(x, residual, weight, 1e-6)
+
+    return norm_pass("other_eps", replacement)
 
 
 def missing_residual() -> Pass:
@@ -89,9 +92,7 @@ def queries_and_keys_swapped() -> Pass:
         k, q = OPS.rotary(positions, k, q, cos_sin)
         return k, q
 
-    return PatternPass(
-        name="queries_and_keys_swapped", pattern=pattern, replacement=replacement, bound=LOOSE
-    )
+    return PatternPass(name="queries_and_keys_swapped", pattern=pattern, replacement=replacement, bound=LOOSE)
 
 
 def inverse_scale() -> Pass:

@@ -61,7 +61,10 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 
 
 def read_pattern(name: str, function: Callable[..., Any]) -> Pattern:
-    """Read the pattern of the pass `name`; PatternError says what in it can't be matched."""
+    """Read the pattern of the pass `name`; PatternError says what in it can't be matched.
+
+    A parameter with a default is no placeholder: it has that value.
+    """
     parameters = inspect.signature(function).parameters
     graph = Graph()
     tracer = GraphAppendingTracer(graph)
@@ -70,6 +73,8 @@ def read_pattern(name: str, function: Callable[..., Any]) -> Pattern:
     for parameter in parameters.values():
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise PatternError(name, f"pattern: parameter {parameter} must be a plain one")
+        if parameter.default is not parameter.empty:
+            continue
         node = graph.placeholder(parameter.name)
         known[node] = Var(parameter.name, _kind(parameter.annotation))
         proxies[parameter.name] = Proxy(node, tracer)
