@@ -54,6 +54,7 @@ class StaticBuffers:
             self.page_table[:size],
             self.query_starts[: size + 1],
             self.context_lengths[:size],
+            max_query_length=1,
         )
 
     def host_arguments(self, size: int) -> dict[str, Tensor]:

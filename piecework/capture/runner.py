@@ -251,4 +251,4 @@ def _dummy_metadata(sequences: int) -> AttentionMetadata:
         return torch.tensor(values, dtype=torch.int32)
 
     zeros = ints([0] * sequences)
-    return AttentionMetadata(zeros, zeros[:, None], ints(range(sequences + 1)), zeros + 1)
+    return AttentionMetadata(zeros, zeros[:, None], ints(range(sequences + 1)), zeros + 1, 1)

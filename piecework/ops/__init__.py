@@ -2,6 +2,7 @@
 
 from piecework.ops import activation, attention, linear, moe, norm, rotary
 from piecework.ops import cpu as cpu
+from piecework.ops import cuda as cuda
 from piecework.ops import sim as sim
 from piecework.ops.registry import Implementation, Op, UnsupportedOpError, define, get, names
 

@@ -71,6 +71,7 @@ def _paged_attention(
     page_table: Tensor,
     query_starts: Tensor,
     context_lengths: Tensor,
+    max_query_length: int,
     scale: float,
     window: int,
 ) -> None:
@@ -79,8 +80,8 @@ def _paged_attention(
     q, out [T, Hq, D]; k, v [T, Hkv, D]; k_cache, v_cache [pages, Hkv, page_size, D]; slots [T] say where
     each row's key goes; sequence b owns the rows query_starts[b] to query_starts[b + 1], which are the
     last of its context_lengths[b] tokens, and the pages page_table[b]. Index tensors are integers,
-    page_table [B, P] is padded with the dummy page 0. Rows after the last sequence are padding and are
-    set to zero.
+    page_table [B, P] is padded with the dummy page 0. No sequence has more than max_query_length rows.
+    Rows after the last sequence are padding and are set to zero.
     """
     starts, lengths = query_starts.tolist(), context_lengths.tolist()
     valid = starts[-1]
@@ -107,8 +108,8 @@ attention = define(
 )
 paged_attention = define(
     "paged_attention(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!) k_cache, Tensor(c!) v_cache, "
-    "Tensor slots, Tensor page_table, Tensor query_starts, Tensor context_lengths, float scale, "
-    "int window) -> ()",
+    "Tensor slots, Tensor page_table, Tensor query_starts, Tensor context_lengths, "
+    "int max_query_length, float scale, int window) -> ()",
     _paged_attention,
     paged_attention_fake,
     mutates=True,

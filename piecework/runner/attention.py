@@ -35,6 +35,7 @@ class PagedAttention:
             metadata.page_table,
             metadata.query_starts,
             metadata.context_lengths,
+            metadata.max_query_length,
             spec.scale,
             spec.window,
         )

@@ -88,5 +88,7 @@ def build_inputs(items: Sequence[BatchItem], page_size: int, device: Device) -> 
     def index(values: Sequence[object], dtype: torch.dtype = torch.int32) -> Tensor:
         return device.place(torch.tensor(values, dtype=dtype))
 
-    metadata = AttentionMetadata(index(slots), index(table), index(starts), index(contexts))
+    metadata = AttentionMetadata(
+        index(slots), index(table), index(starts), index(contexts), max(item.span.length for item in items)
+    )
     return BatchInputs(index(ids, torch.int64), index(positions, torch.int64), rows, metadata)

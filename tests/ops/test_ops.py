@@ -98,8 +98,23 @@ def paged_inputs(
         q[-padding:] = k[-padding:] = v[-padding:] = float("nan")
     out = torch.full_like(q, float("nan"))
     contexts = torch.tensor([c for _, c in lengths], dtype=torch.int32)
+    longest = max(n for n, _ in lengths)
     start = torch.tensor(starts, dtype=torch.int32)
-    return (q, k, v, out, torch.randn(shape), torch.randn(shape), slots, table, start, contexts, 0.25, window)
+    return (
+        q,
+        k,
+        v,
+        out,
+        torch.randn(shape),
+        torch.randn(shape),
+        slots,
+        table,
+        start,
+        contexts,
+        longest,
+        0.25,
+        window,
+    )
 
 
 sequences = st.lists(
@@ -127,6 +142,31 @@ def test_paged_attention_on_cpu_equals_the_reference(lengths, window, page_size,
         torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
     valid = sum(n for n, _ in lengths)
     assert not results[1][0][valid:].any()
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.integers(1, 40).map(lambda context: (1, context)), min_size=1, max_size=6),
+    st.sampled_from([0, 5]),
+    st.integers(0, 2),
+    st.sampled_from([1, 3]),
+)
+def test_static_paged_attention_decodes_like_the_reference(lengths, window, padding, group):
+    op = ops.get("paged_attention")
+    args = paged_inputs(lengths, window, 4, padding, group)
+    copies = [tuple(a.clone() if isinstance(a, torch.Tensor) else a for a in args) for _ in range(2)]
+    op.reference(*copies[0])
+    op.implementations["cuda"].run(*copies[1])
+    for expected, got in zip(copies[0][3:6], copies[1][3:6], strict=True):
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
+
+
+def test_static_paged_attention_gives_zero_for_a_sequence_without_tokens():
+    args = list(paged_inputs([(1, 9), (1, 3)], 0, 4, 0, 1))
+    args[9] = torch.tensor([9, 0], dtype=torch.int32)
+    args[6][1] = 0
+    ops.get("paged_attention").implementations["cuda"].run(*args)
+    assert args[3][0].any() and not args[3][1].any()
 
 
 def test_paged_attention_with_one_page_per_sequence_equals_plain_attention():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from piecework.ops.attention import paged_attention, paged_attention_fake, write_cache
-from piecework.ops.cpu.attention import paged_attention_sdpa
+from piecework.ops.sdpa import paged_attention_sdpa
 from piecework.ops.sim.kernel import kernel
 
 
@@ -20,6 +20,7 @@ def _paged_attention(
     page_table: Tensor,
     query_starts: Tensor,
     context_lengths: Tensor,
+    max_query_length: int,
     scale: float,
     window: int,
 ) -> None:
@@ -32,7 +33,9 @@ def _paged_attention(
         out.zero_()
         return
     starts, lengths, table = query_starts[: live + 1], context_lengths[:live], page_table[:live]
-    paged_attention_sdpa(q, k, v, out, k_cache, v_cache, slots, table, starts, lengths, scale, window)
+    paged_attention_sdpa(
+        q, k, v, out, k_cache, v_cache, slots, table, starts, lengths, max_query_length, scale, window
+    )
 
 
 kernel(paged_attention, _paged_attention, paged_attention_fake)
