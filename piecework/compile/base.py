@@ -48,6 +48,7 @@ class CompileContext:
     Attributes:
         key: the piece's structural key.
         cache_dir: where compiled pieces are kept; None keeps none.
+        cached: set by a compiler that found the piece there.
     """
 
     device: Device
@@ -56,6 +57,7 @@ class CompileContext:
     strict: bool = False
     max_tokens: int = MAX_TOKENS
     counters: Counters = field(default_factory=Counters)
+    cached: bool = False
 
 
 class Compiler(Protocol):

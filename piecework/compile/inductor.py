@@ -13,6 +13,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,9 @@ from piecework.graph.symbols import assumptions, symbolic_sizes
 log = logging.getLogger("piecework.compile")
 
 _FOLDER_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+_ONE_TOKEN = "more than one token"
+_FEW_TOKENS = 32
+_FEW_THREADS = 4
 _lock = threading.Lock()
 
 
@@ -54,52 +58,57 @@ class InductorCompiler:
             return self._variants(piece, context)
 
     def _variants(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
-        function, failed = self._variant(piece, context, None)
-        if not failed:
-            return FunctionPiece(function, self.name)
         place = token_input(piece)
-        if failed != ["one token"] or place is None:
-            raise CompileError(self.name, "it assumes of the number of tokens: " + "; ".join(failed))
-        log.info("a piece is compiled a second time, for one token (key %s)", context.key[:12])
-        single, _ = self._variant(piece, context, 1)
-        return FunctionPiece(_by_size(place, single, function), self.name)
+        made: list[tuple[int, Callable[..., Sequence[Tensor]]]] = []
+        for variant in _choose_variants(context):
+            function, failed = self._variant(piece, context, variant)
+            if failed == [_ONE_TOKEN] and place is not None:
+                log.info("a piece is compiled again, for one token (key %s)", context.key[:12])
+                single, failed = self._variant(piece, context, replace(variant, tokens=1))
+                made.append((1, single))
+            if failed:
+                raise CompileError(self.name, "it assumes of the number of tokens: " + "; ".join(failed))
+            made.append((variant.high, function))
+        if len(made) == 1 or place is None:
+            return FunctionPiece(made[-1][1], self.name)
+        return FunctionPiece(_by_size(place, made), self.name)
 
     def _variant(
-        self, piece: fx.GraphModule, context: CompileContext, tokens: int | None
+        self, piece: fx.GraphModule, context: CompileContext, variant: _Variant
     ) -> tuple[Callable[..., Sequence[Tensor]], list[str]]:
-        """Return the compiled function and what it wrongly assumes: nothing, "one token", or more."""
-        inlined = inline(piece, context.device.op_order, tokens=tokens, max_tokens=context.max_tokens)
+        """Return the compiled function and what it wrongly assumes: nothing, _ONE_TOKEN, or more."""
+        order = context.device.op_order
+        inlined = inline(piece, order, tokens=variant.tokens, max_tokens=variant.high)
         cache, key = None, ""
         if context.cache_dir is not None:
             cache = PieceCache(context.cache_dir / "pieces")
-            key = self.cache_key(inlined, context)
+            key = self.cache_key(inlined, context, variant)
             found = self._load(cache, key)
             if found is not None:
                 context.counters.add("cache_hits")
                 return found
         with _compile_folder(context.cache_dir):
-            artifact = _compile(inlined)
+            artifact = _compile(inlined, variant)
         failed = _failed(inlined)
         if cache is not None:
             cache.store(key, lambda path: artifact.save(path=str(path), format="binary"), {"failed": failed})
         return artifact, failed
 
-    def cache_key(self, inlined: Inlined, context: CompileContext) -> str:
+    def cache_key(self, inlined: Inlined, context: CompileContext, variant: _Variant) -> str:
         """Hash what the compiled code depends on.
 
         The graph with the references written out (so a changed reference is noticed), the range of sizes,
         torch, the device, and on a CPU its instruction set and the number of threads, which the kernels
         have inside.
         """
-        host = context.device.torch_device.type == "cpu"
         return content_key(
             {
                 "compiler": self.name,
                 "graph": structure(inlined.graph_module.graph),
-                "max_tokens": context.max_tokens,
+                "tokens": [variant.tokens, variant.high],
                 "torch": [torch.__version__, torch.version.git_version],
                 "device": _hardware(context.device.torch_device),
-                "threads": torch.get_num_threads() if host else None,
+                "threads": variant.threads,
                 "cpp_wrapper": torch._inductor.config.cpp_wrapper,
             }
         )
@@ -122,10 +131,35 @@ class InductorCompiler:
             return None
 
 
-def _compile(inlined: Inlined) -> Any:
+@dataclass(frozen=True)
+class _Variant:
+    """What a piece is compiled for: up to `high` tokens, or `tokens` exactly; `threads` of its loops."""
+
+    high: int
+    threads: int | None = None
+    tokens: int | None = None
+
+
+def _choose_variants(context: CompileContext) -> list[_Variant]:
+    """On a CPU, serial loops for few tokens, and for many where there are enough cores to matter.
+
+    A kernel's loops are parallel at every size or at none. At few tokens starting threads costs more than
+    the loop, and on a busy machine much more. With few cores serial loops cost 2% of a long prefill
+    (matrix products are parallel in any case), which is less than a second compilation is worth.
+    """
+    if context.device.torch_device.type != "cpu":
+        return [_Variant(context.max_tokens)]
+    threads = torch.get_num_threads()
+    if threads <= _FEW_THREADS or context.max_tokens <= _FEW_TOKENS:
+        return [_Variant(context.max_tokens, threads=1)]
+    return [_Variant(_FEW_TOKENS, threads=1), _Variant(context.max_tokens, threads=threads)]
+
+
+def _compile(inlined: Inlined, variant: _Variant) -> Any:
     import torch._inductor
 
     inputs: list[Any] = list(inlined.inputs)
+    patches = {} if variant.threads is None else {"cpp.threads": variant.threads}
     options: dict[str, Any] = {}
     # One function that can be saved whole. A torch that lacks it saves entries of its caches.
     if "aot" in inspect.signature(torch._inductor.standalone_compile).parameters:
@@ -135,25 +169,33 @@ def _compile(inlined: Inlined) -> Any:
             node.meta["example_value"] = node.meta["val"]  # where standalone_compile looks for the mode
     with symbolic_sizes(), torch.inference_mode(False), torch.no_grad():
         return torch._inductor.standalone_compile(
-            inlined.graph_module, inputs, dynamic_shapes="from_graph", options={}, **options
+            inlined.graph_module,
+            inputs,
+            dynamic_shapes="from_graph",
+            options={"config_patches": patches},
+            **options,
         )
 
 
 def _failed(inlined: Inlined) -> list[str]:
     if not assumptions(inlined.mode):
         return []
-    return assumptions(inlined.mode, low=2) or ["one token"]
+    return assumptions(inlined.mode, low=2) or [_ONE_TOKEN]
 
 
 def _by_size(
-    place: tuple[int, int], single: Callable[..., Any], many: Callable[..., Any]
+    place: tuple[int, int], variants: Sequence[tuple[int, Callable[..., Sequence[Tensor]]]]
 ) -> Callable[..., Sequence[Tensor]]:
+    """Call the first variant that is made for at least as many tokens as there are."""
     position, dim = place
+    *smaller, (_, largest) = variants
 
     def run(*inputs: Tensor) -> Sequence[Tensor]:
-        function = single if inputs[position].shape[dim] == 1 else many
-        result: Sequence[Tensor] = function(*inputs)
-        return result
+        tokens = inputs[position].shape[dim]
+        for high, function in smaller:
+            if tokens <= high:
+                return function(*inputs)
+        return largest(*inputs)
 
     return run
 

@@ -6,14 +6,32 @@ import logging
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import fx
 
 from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler
 from piecework.compile.eager import EagerCompiler
+from piecework.profile import now
 
 log = logging.getLogger("piecework.compile")
+
+
+@dataclass(frozen=True)
+class PieceRecord:
+    """How one distinct piece was compiled.
+
+    Attributes:
+        key: its structural key.
+        compiler: who compiled it, in `seconds`; `cached` if that was read from the disk.
+        failure: why the compiler that was asked for didn't; None if it did.
+    """
+
+    key: str
+    compiler: str
+    seconds: float
+    cached: bool = False
+    failure: str | None = None
 
 
 def compile_pieces(
@@ -23,8 +41,8 @@ def compile_pieces(
     context: CompileContext,
     *,
     threads: int | None = None,
-) -> list[CompiledPiece]:
-    """Compile pieces, each under its structural key; the results stand in the same order.
+) -> tuple[list[CompiledPiece], list[PieceRecord]]:
+    """Compile pieces, each under its structural key; pieces and their records stand in the same order.
 
     A piece whose compiler fails runs uncompiled, with a warning that says why; in strict mode the first
     CompileError is raised. `threads`: how many compile at once; by default one per core.
@@ -34,19 +52,24 @@ def compile_pieces(
         context.device.notify("compile", index)
     workers = min(threads or os.cpu_count() or 1, len(pieces))
     if not compiler.parallel or workers < 2:
-        return [_compile(piece, c, compiler) for piece, c in zip(pieces, contexts, strict=True)]
-    with ThreadPoolExecutor(workers, thread_name_prefix="piecework-compile") as pool:
-        return list(pool.map(_compile, pieces, contexts, [compiler] * len(pieces)))
+        done = [_compile(piece, c, compiler) for piece, c in zip(pieces, contexts, strict=True)]
+    else:
+        with ThreadPoolExecutor(workers, thread_name_prefix="piecework-compile") as pool:
+            done = list(pool.map(_compile, pieces, contexts, [compiler] * len(pieces)))
+    return [piece for piece, _ in done], [record for _, record in done]
 
 
-def _compile(piece: fx.GraphModule, context: CompileContext, compiler: Compiler) -> CompiledPiece:
+def _compile(
+    piece: fx.GraphModule, context: CompileContext, compiler: Compiler
+) -> tuple[CompiledPiece, PieceRecord]:
+    start, failure = now(), None
     try:
         compiled = compiler.compile(piece, context)
+        context.counters.add("compiles")
     except CompileError as error:
         if context.strict:
             raise
         log.warning("%s; the piece runs uncompiled (key %s)", error, context.key[:12])
         context.counters.add("compile_failures")
-        return EagerCompiler().compile(piece, context)
-    context.counters.add("compiles")
-    return compiled
+        compiled, failure = EagerCompiler().compile(piece, context), error.reason
+    return compiled, PieceRecord(context.key, compiled.compiler, now() - start, context.cached, failure)

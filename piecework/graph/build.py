@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -25,6 +25,7 @@ from piecework.profile import Profile, now
 
 if TYPE_CHECKING:
     from piecework.compilation import CompilationConfig
+    from piecework.graph.passes.report import Report
     from piecework.models.decoder import CausalLM
 
 log = logging.getLogger("piecework.graph")
@@ -33,8 +34,8 @@ log = logging.getLogger("piecework.graph")
 class Passes(Protocol):
     """Rewrites a flat graph in place; a piecework.graph.passes.PassManager."""
 
-    def apply(self, graph_module: fx.GraphModule) -> Any:
-        """Run all passes; the result has `passes`, each with a `name` and its `matches`."""
+    def apply(self, graph_module: fx.GraphModule) -> Report:
+        """Run all passes and say what they did."""
 
 
 @dataclass
@@ -119,10 +120,15 @@ def assemble(traced: Traced, options: Options) -> Program:
     module = traced.graph_module
     known = dict(zip((n.name for n in _placeholders(module)), traced.bindings, strict=True))
     start = now()
+    report = None
     if options.passes is not None:
-        for entry in options.passes.apply(module).passes:
+        report = options.passes.apply(module)
+        for entry in report.passes:
             counters.add_matches(entry.name, entry.matches)
-    bindings = _rebind(module, known)
+    # Constants and weights that passes made are wherever they were made; graphs read the device's memory.
+    bindings = [
+        b if b.tensor is None else replace(b, tensor=device.place(b.tensor)) for b in _rebind(module, known)
+    ]
     seconds["passes"] = now() - start
     start = now()
     graph = split(module.graph, options.config.splitting_ops)
@@ -137,7 +143,7 @@ def assemble(traced: Traced, options: Options) -> Program:
         max_tokens=traced.max_tokens,
         counters=counters,
     )
-    pieces = compile_pieces(folded.distinct, folded.keys, compiler, context)
+    pieces, records = compile_pieces(folded.distinct, folded.keys, compiler, context)
     seconds["compile"] = now() - start
     for stage in ("passes", "split", "compile"):
         options.profile.add_time(stage, seconds[stage])
@@ -151,7 +157,7 @@ def assemble(traced: Traced, options: Options) -> Program:
         max_tokens=traced.max_tokens,
     )
     program.graph_module, program.distinct_graphs = module, tuple(folded.distinct)
-    program.seconds = seconds
+    program.seconds, program.pass_report, program.records = seconds, report, tuple(records)
     counters.add("pieces", program.num_pieces)
     counters.add("holes", program.num_holes)
     counters.add("distinct", program.num_distinct)

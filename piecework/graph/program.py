@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
@@ -14,6 +14,10 @@ from piecework.compile.base import CompiledPiece
 from piecework.devices.base import Device
 from piecework.graph.split import Hole, PieceGraph, SplitGraph
 from piecework.graph.trace import Binding
+
+if TYPE_CHECKING:
+    from piecework.compile.pieces import PieceRecord
+    from piecework.graph.passes.report import Report
 
 ATTENTION = "piecework::attention"
 
@@ -95,6 +99,8 @@ class Program:
         max_tokens: the most tokens that a run may have.
         seconds: how long each stage took to make it (`trace`, `passes`, `split`, `compile`).
         graph_module, distinct_graphs: the flat graph after passes and the distinct pieces', to look at.
+        pass_report: what passes did; None where there were none.
+        records: how each distinct piece was compiled.
     """
 
     def __init__(
@@ -127,6 +133,8 @@ class Program:
         self.graph_module: fx.GraphModule | None = None
         self.distinct_graphs: tuple[fx.GraphModule, ...] = ()
         self.seconds: dict[str, float] = {}
+        self.pass_report: Report | None = None
+        self.records: tuple[PieceRecord, ...] = ()
         self._template: list[Any] = [b.tensor for b in bindings]
         self._template += [None] * (num_slots - len(bindings))
 

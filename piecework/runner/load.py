@@ -18,6 +18,7 @@ from piecework.models.config import ModelConfig
 from piecework.profile import Profile
 from piecework.runner.memory import make_cache
 from piecework.runner.programs import make_programs
+from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
@@ -65,6 +66,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
         model_config = ModelConfig.from_dict(checkpoint.config)
         dtype = choose_dtype(options.dtype, device)
         limit = _context_limit(options.max_model_len, model_config)
+        recipe = make_recipe(config, device, model_config, dtype, limit)
         with profile.time("load.weights"):
             model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
             load_weights(model, checkpoint)
@@ -75,7 +77,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     weight_bytes = sum(p.nbytes for p in model.parameters())
     profile.add_bytes("load.weights", weight_bytes)
     folder = cache_root(options.cache_dir) / "pieces"
-    programs = make_programs(model, config, device, profile, folder, limit)
+    programs = make_programs(model, recipe, config, device, profile, folder, limit)
     cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes)
     fits = min(limit, (cache.num_pages - 1) * cache.page_size)
     if fits < limit and options.max_model_len is None:

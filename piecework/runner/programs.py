@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from piecework.capture.buffers import StaticBuffers
 from piecework.capture.measure import measure
-from piecework.capture.options import CaptureOptions, choose_options
+from piecework.capture.options import CaptureOptions
 from piecework.capture.plan import CapturePlan, Cost
 from piecework.capture.runner import GraphRunner
 from piecework.config import EngineConfig
@@ -19,6 +19,7 @@ from piecework.kvcache import LayerShape, PagedKVCache, pages_for
 from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
+from piecework.runner.recipe import HeadPasses, Recipe
 
 # Graphs get at most this share of the memory that is free beside the weights; the KV cache has the rest.
 _GRAPH_SHARE = 0.5
@@ -64,25 +65,31 @@ class Programs:
 
 
 def make_programs(
-    model: CausalLM, config: EngineConfig, device: Device, profile: Profile, cache_dir: Path, max_len: int
+    model: CausalLM,
+    recipe: Recipe,
+    config: EngineConfig,
+    device: Device,
+    profile: Profile,
+    cache_dir: Path,
+    max_len: int,
 ) -> Programs:
     """Build both programs, and plan captures from what the device has room for.
 
+    Args:
+        recipe: what `config` came down to.
+        cache_dir: where compiled pieces are kept, unless `compile_cache_dir` says another place.
+        max_len: the longest context, in tokens.
+
     Raises:
-        ConfigError: a mode, size or compiler that doesn't fit the device.
-        TraceError, SplitError, CompileError: in strict mode.
+        TraceError, SplitError, CompileError, PassError: in strict mode.
     """
-    settings, steps = config.compilation_config, config.scheduler
-    choices = choose_options(
-        settings,
-        device,
-        max_num_seqs=steps.max_num_seqs,
-        max_tokens=steps.max_num_batched_tokens,
-        max_model_len=max_len,
-    )
+    settings, choices = config.compilation_config, recipe.capture
+    if settings.compile_cache_dir is not None:
+        cache_dir = Path(settings.compile_cache_dir).expanduser()
     counters, head_counters = Counters(), Counters()
-    body = build_program(model, Options(device, settings, None, None, counters, profile, cache_dir))
-    head = build_head_program(model, Options(device, settings, None, None, head_counters, profile, cache_dir))
+    made = Options(device, settings, recipe.passes, recipe.compiler, counters, profile, cache_dir)
+    body = build_program(model, made)
+    head = build_head_program(model, replace(made, passes=HeadPasses(recipe.passes), counters=head_counters))
     largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
     buffers = StaticBuffers(
         device,

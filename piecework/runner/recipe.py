@@ -1,0 +1,106 @@
+"""How a model's programs will be made: settled from the settings and the device before weights are read."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from piecework import ops
+from piecework.capture.options import CaptureOptions, choose_options
+from piecework.compile.base import Compiler
+from piecework.compile.dynamo import PREFIX
+from piecework.compile.registry import make_compiler
+from piecework.config import EngineConfig
+from piecework.devices import Device
+from piecework.errors import ConfigError
+from piecework.graph.passes import PassManager, Report, make_manager
+from piecework.graph.program import ATTENTION
+from piecework.models.config import ModelConfig
+
+log = logging.getLogger("piecework.graph")
+
+
+@dataclass(frozen=True)
+class HeadPasses:
+    """The passes of a model on its head, which is no whole model: numbers of matches are not expected."""
+
+    manager: PassManager
+
+    def apply(self, graph_module: fx.GraphModule) -> Report:
+        """Run all passes and say what they did."""
+        return self.manager.apply(graph_module, expectations=False)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that can be wrong about `compilation_config` has been refused when there is one."""
+
+    capture: CaptureOptions
+    compiler: Compiler
+    passes: PassManager
+
+
+def make_recipe(
+    config: EngineConfig, device: Device, model: ModelConfig, dtype: torch.dtype, max_len: int
+) -> Recipe:
+    """Settle compiler, passes, graph modes and sizes for contexts of at most `max_len` tokens.
+
+    Raises:
+        ConfigError: a splitting op, compiler, pass, mode or size that doesn't exist, or that the device or
+            a step has no room for.
+    """
+    settings, steps = config.compilation_config, config.scheduler
+    check_splitting_ops(settings.splitting_ops)
+    capture = choose_options(
+        settings,
+        device,
+        max_num_seqs=steps.max_num_seqs,
+        max_tokens=steps.max_num_batched_tokens,
+        max_model_len=max_len,
+    )
+    passes = make_manager(
+        settings.passes,
+        settings.disable_passes,
+        strict=settings.strict,
+        verify=settings.verify_passes,
+        device=device.name,
+        dtype=dtype,
+        layers=model.num_layers,
+        splitting_ops=settings.splitting_ops,
+        parameters={
+            "eps": model.rms_norm_eps,
+            "head_dim": model.head_dim,
+            "num_heads": model.num_heads,
+            "num_kv_heads": model.num_kv_heads,
+            "hidden_size": model.hidden_size,
+        },
+    )
+    return Recipe(capture, choose_compiler(settings.compiler, device), passes)
+
+
+def check_splitting_ops(names: Sequence[str]) -> None:
+    """Refuse a name that is no op, and a list without attention, which must stand between pieces.
+
+    A piece has no place for the KV cache: attention inside one would see its own batch's tokens only.
+    """
+    for name in names:
+        if not torch._C._jit_get_schemas_for_operator(name):
+            own = ", ".join(ops.get(known).qualified_name for known in ops.names())
+            raise ConfigError("splitting_ops", name, f"ops that are registered with torch, such as {own}")
+    if ATTENTION not in names:
+        raise ConfigError("splitting_ops", list(names), f"a list with {ATTENTION}, which the runner fills in")
+
+
+def choose_compiler(name: str, device: Device) -> Compiler:
+    """Make the compiler `name`, `auto` being the device's first; one that it lacks is a ConfigError."""
+    if name == "auto":
+        name = device.compilers[0]
+    kind = PREFIX.removesuffix(":") if name.startswith(PREFIX) else name
+    if kind not in device.compilers:
+        has = ", ".join(f"{PREFIX}<backend>" if c + ":" == PREFIX else c for c in device.compilers)
+        raise ConfigError("compiler", name, f"one of {has}, which the device {device.name} has, or auto")
+    return make_compiler(name)
