@@ -21,7 +21,7 @@ from piecework.devices import Device
 from piecework.devices.base import Phase
 from piecework.errors import CaptureError
 from piecework.graph.counters import Counters
-from piecework.graph.program import Program
+from piecework.graph.program import HoleFn, Program
 from piecework.kvcache import AttentionMetadata
 
 log = logging.getLogger("piecework.capture")
@@ -104,7 +104,8 @@ class GraphRunner:
     @property
     def wishes(self) -> list[Wish]:
         """Which programs should be captured, at which sizes."""
-        return self.options.wishes(self.program.num_pieces)
+        wishes = self.options.wishes(self.program.num_pieces)
+        return [wish for wish in wishes if wish.name != "head" or not self.head.program.opaque_reason]
 
     def capture(self, plan: CapturePlan) -> list[Captured]:
         """Capture the plan's sizes, the largest first, in one pool."""
@@ -198,15 +199,19 @@ class GraphRunner:
         self.counters.add("eager_runs")
         valid = torch.full((1,), input_ids.shape[0], dtype=torch.int64, device=input_ids.device)
         named = {"input_ids": input_ids, "positions": positions, "num_valid_rows": valid}
-        inputs = [named[name] for name in self.program.inputs]
-        hidden: Tensor = self.program.run(inputs, fills=self._holes(metadata))
+        # A model that could not be traced is called as it is.
+        names = ("input_ids", "positions") if self.program.opaque_reason else self.program.inputs
+        hidden: Tensor = self.program.run([named[name] for name in names], self._fill(metadata))
         return hidden
 
-    def _holes(self, metadata: AttentionMetadata) -> dict[str, Callable[..., Any]]:
+    def _fill(self, metadata: AttentionMetadata) -> HoleFn:
         def fill(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
             self._attend(layer, q, k, v, out, metadata)
 
-        return self.program.holes(fill)
+        return fill
+
+    def _holes(self, metadata: AttentionMetadata) -> dict[str, Callable[..., Any]]:
+        return self.program.holes(self._fill(metadata))
 
     def _static_inputs(self, size: int) -> list[Tensor]:
         named = self._buffers.inputs(size)
@@ -227,7 +232,7 @@ class GraphRunner:
         elif name == "piecewise":
             self.pieces.capture(size, self._static_inputs(size), self._holes(nobody))
         else:
-            row: Tensor = self.program.run(self._static_inputs(1), fills=self._holes(nobody))
+            row: Tensor = self.program.run(self._static_inputs(1), self._fill(nobody))
             self.head.capture(size, row)
 
     def _report_uncaptured(self, phase: Phase, count: int) -> None:

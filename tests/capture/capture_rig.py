@@ -62,10 +62,10 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(kind: str, **overrides: Any) -> CausalLM:
+def tiny(kind: str, device: Device, **overrides: Any) -> CausalLM:
     """A model with random weights; the same ones for the same arguments."""
     config = ModelConfig.from_dict({**_CONFIG, **_KINDS[kind], **overrides})
-    model = build_model(config, dtype=torch.float32, device="cpu", max_positions=64)
+    model = build_model(config, dtype=torch.float32, device=device.torch_device, max_positions=64)
     generator = torch.Generator().manual_seed(7)
     for parameter in model.parameters():
         parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
@@ -96,12 +96,19 @@ class Rig:
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.model = tiny(self.kind, **self.overrides)
+        self.model = tiny(self.kind, self.device, **self.overrides)
         self.device.prepare_weights(self.model)
         shapes = [LayerShape(s.num_kv_heads, s.head_dim) for s in self.model.attention_specs]
         self.cache = PagedKVCache(shapes, self.pages, PAGE, torch.float32, self.device)
         self.pool = PagePool(self.pages)
         self.counters, self.head_counters = Counters(), Counters()
+        self.build()
+        self.eager = Eager(self.kind, self.pages, self.overrides)
+        self.pages_of: dict[int, list[int]] = {}
+        self.tokens_of: dict[int, list[int]] = {}
+
+    def build(self) -> Rig:
+        """Make programs, buffers and the runner."""
         config = CompilationConfig(compiler=self.compiler)
         compiler = OpaqueCompiler() if self.opaque else None
         settings = Options(self.device, config, compiler=compiler, counters=self.counters, max_tokens=64)
@@ -111,9 +118,7 @@ class Rig:
         sequences = max((*self.options.decode_sizes, 1))
         self.buffers = StaticBuffers(self.device, tokens=max(every), sequences=sequences, table_width=16)
         self.runner = self.make_runner()
-        self.eager = Eager(self.kind, self.pages, self.overrides)
-        self.pages_of: dict[int, list[int]] = {}
-        self.tokens_of: dict[int, list[int]] = {}
+        return self
 
     def make_runner(self, **changes: Any) -> GraphRunner:
         attend = changes.pop("attend", None)
@@ -159,7 +164,7 @@ class Rig:
         rows = [span.stop - 1 for span in inputs.rows]
         hidden, logits = self.runner.run(phase, inputs.input_ids, inputs.positions, inputs.metadata, rows)
         assert logits is not None
-        return hidden.clone(), logits.clone()
+        return hidden.cpu().clone(), logits.cpu().clone()
 
     def check(self, *items: BatchItem, phase: str | None = None) -> Tensor:
         """Run a step here and on the eager model; the numbers must agree. Returns the logits."""
@@ -175,7 +180,7 @@ class Eager:
 
     def __init__(self, kind: str, pages: int, overrides: dict[str, Any]) -> None:
         self.device = cpu = make_device("cpu")
-        self.model = tiny(kind, **overrides)
+        self.model = tiny(kind, cpu, **overrides)
         shapes = [LayerShape(s.num_kv_heads, s.head_dim) for s in self.model.attention_specs]
         self.cache = PagedKVCache(shapes, pages, PAGE, torch.float32, cpu)
         self.attend = PagedAttention(self.model.attention_specs, self.cache, cpu.op_order)

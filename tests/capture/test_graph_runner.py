@@ -61,6 +61,17 @@ def test_pieces_of_inductor(kind, options):
     assert rig.counters.compiles == 3 and rig.counters.recompiles == 0 and rig.counters.replays > 0
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", MODES)
+def test_cuda_equals_the_eager_model(mode):
+    cuda = make_device("cuda")
+    if MODES[mode].decode not in cuda.graph_modes("decode"):
+        pytest.skip("no paged attention that reads lengths on the device")
+    rig = Rig("qwen3", device=cuda, options=MODES[mode]).capture()
+    generate(rig, 3, 5)
+    assert (rig.counters.replays > 0) == (mode != "eager")
+
+
 def test_counts_of_captures_replays_and_padding():
     layers = 4
     deep = {"num_hidden_layers": layers}
@@ -187,6 +198,44 @@ def test_the_collector_rests_during_capture():
     Rig(device=device).capture()
     assert device.collecting and not any(device.collecting)
     assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_a_model_that_cannot_be_traced_runs_eagerly(caplog):
+    class Nosy(nn.Module):
+        """Decides by values."""
+
+        def forward(self, x):
+            return x * 2 if bool(x.sum() > 0) else x
+
+    rig = Rig()
+    rig.model.model.norm = nn.Sequential(rig.model.model.norm, Nosy())
+    rig.eager.model.model.norm = nn.Sequential(rig.eager.model.model.norm, Nosy())
+    rig.build()
+    assert rig.program.opaque_reason and rig.runner.wishes == []
+    rig.capture()
+    generate(rig, 3, 3)
+    assert rig.counters.captures == rig.counters.replays == 0 and rig.counters.eager_runs == 4
+
+
+class Shifted(nn.Module):
+    """Has a constant that is neither a parameter nor a buffer."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+        self.shift = torch.full((32,), 0.25)
+
+    def forward(self, x):
+        return self.inner(x) + self.shift
+
+
+def test_constants_of_the_model_are_in_the_memory_that_graphs_read():
+    rig = Rig(options=PIECEWISE)
+    for model in (rig.model, rig.eager.model):
+        model.model.norm = Shifted(model.model.norm)
+    rig.build().capture()
+    generate(rig, 2, 2)
+    assert rig.counters.replays > 0
 
 
 def test_planned_faults_reach_the_runner():
