@@ -20,6 +20,7 @@ from piecework.errors import EngineDeadError, QueueFullError, RequestError
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
 from piecework.runner.load import load
+from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
 
@@ -40,7 +41,8 @@ class Service:
     """Loads a model and serves requests until `close`.
 
     Attributes: `config`, `model_config`, `tokenizer` (None where the model has none), `model_name`,
-    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`.
+    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`, `runner`
+    (its programs and counters may be read; it works on the engine's thread).
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -60,6 +62,7 @@ class Service:
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
         )
+        self.runner: Runner = loaded.runner
         self._engine = Engine(loaded.runner, config)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
@@ -143,7 +146,7 @@ class Service:
         """Return status (`ok` or `dead`), device, and the events that led to it."""
         events = [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
         return {
-            "status": "ok" if self._dead is None else "dead",
+            "status": "ok" if self._dead is None and not self._closing else "dead",
             "device": self.device_name,
             "events": events,
         }
