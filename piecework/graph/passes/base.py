@@ -99,7 +99,8 @@ class Pass:
         expect: how many matches a model should give, see `Expectation`.
         devices, dtypes: where it runs; None is everywhere.
         in_context: the rewrite is right only because of how its inputs are computed (two halves that are
-            known to be equal). Verification then computes them, and does not make them up.
+            known to be equal). Verification then takes them from a run of the whole graph, and does not
+            make them up.
         version: goes into the key of compiled pieces; raise it when the pass changes.
     """
 

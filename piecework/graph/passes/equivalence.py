@@ -34,11 +34,13 @@ class Difference:
         effects: writes were added or removed, or new nodes look at written memory; then only running
             the whole graphs can tell.
         numbers: of every node of both graphs, with claims taken for true.
+        names: the first node of the old graph with each number.
     """
 
     claims: tuple[Claim, ...]
     effects: bool
     numbers: dict[Node, int]
+    names: dict[int, str]
 
 
 class _Numbering:
@@ -90,7 +92,11 @@ def compare(before: Graph, after: Graph) -> Difference:
                         numbering.join(old, new)
             by_name = has_effect(node) or is_uninitialised(node) or aliases.touches_written(node)
             numbering.add(node, by_name and node.op != "output")
-    return Difference(tuple(claims), _effects_differ(before, after), numbering.all())
+    numbers = numbering.all()
+    names: dict[int, str] = {}
+    for node in before.nodes:
+        names.setdefault(numbers[node], node.name)
+    return Difference(tuple(claims), _effects_differ(before, after), numbers, names)
 
 
 def _alike(node: Node, twin: Node) -> bool:
@@ -149,9 +155,8 @@ def _writes_before(graph: Graph) -> dict[tuple[str, str], list[str]]:
 class Regions:
     """Cuts out, for each claim, the nodes to compute on both sides; what they need besides is shared."""
 
-    def __init__(self, before: Graph, after: Graph, difference: Difference, in_context: bool) -> None:
+    def __init__(self, before: Graph, after: Graph, difference: Difference) -> None:
         self._numbers = difference.numbers
-        self._in_context = in_context
         self._order = {node: index for graph in (before, after) for index, node in enumerate(graph.nodes)}
         self._first: dict[int, Node] = {}
         for node in before.nodes:
@@ -163,8 +168,7 @@ class Regions:
 
         Both sides go back to values that both graphs have, and to the same ones: where one side needs a
         value that the other does not, that value is computed too, the latest first. Views are always
-        computed: what a view shows of another shared value is no free choice. In context, the same holds
-        for whatever is computed from another shared value.
+        computed: what a view shows of another shared value is no free choice.
         """
         forced: set[int] = set()
         while True:
@@ -172,9 +176,6 @@ class Regions:
             needs = [self._needs(side, root) for side, root in ((before, claim.before), (after, claim.after))]
             unequal = [n for n in needs[0] ^ needs[1] if n in self._first and _computed(self._first[n])]
             open_ = [n for n in unequal if n in self._shared and n not in forced]
-            if not open_ and self._in_context:
-                both = needs[0] | needs[1]
-                open_ = [n for n in both - forced if n in self._first and self._follows(n, both)]
             if not open_:
                 return before, after
             forced.add(max(open_, key=lambda n: self._order[self._first[n]]))
@@ -199,19 +200,6 @@ class Regions:
         inside = set(side)
         outer = {n for node in side for n in inputs_of(node)} - inside if side else {root}
         return {self._numbers[node] for node in outer}
-
-    def _follows(self, number: int, others: set[int]) -> bool:
-        """Whether the value is computed from another one of `others`."""
-        stack, seen = [self._first[number]], set[Node]()
-        while stack:
-            node = stack.pop()
-            if node in seen or not _computed(node):
-                continue
-            seen.add(node)
-            if self._numbers[node] in others - {number}:
-                return True
-            stack.extend(inputs_of(node))
-        return False
 
 
 def _computed(node: Node) -> bool:

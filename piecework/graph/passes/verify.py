@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ def verify(
     difference = compare(before, after)
     if difference.effects:
         return _verify_whole(name, before, after, bound, constants)
-    regions = Regions(before, after, difference, in_context)
+    regions = Regions(before, after, difference)
+    sources = [_Source(before, tokens, seed, in_context, constants) for seed, tokens in enumerate(TOKENS)]
     known: set[Any] = set()
     worst = 0.0
     for claim in difference.claims:
@@ -49,15 +51,14 @@ def verify(
         if key in known:
             continue
         known.add(key)
-        for index, tokens in enumerate(TOKENS):
-            samples = Samples(assign(before, tokens), seed=index)
+        for source in sources:
             try:
-                results = _run_sides(claim, difference, sides, samples, constants)
+                results = _run_sides(claim, difference, sides, source)
             except Exception as failure:
-                reason = f"the rewrite of {claim.before.name} fails for {tokens} tokens: {failure}"
+                reason = f"the rewrite of {claim.before.name} fails for {source.tokens} tokens: {failure}"
                 raise VerificationError(name, reason, math.inf, 0.0) from failure
             what = f"{claim.after.name} instead of {claim.before.name} (used by {claim.user})"
-            worst = max(worst, _hold(name, what, results, bound, tokens))
+            worst = max(worst, _hold(name, what, results, bound, source.tokens))
     return Verdict(worst, len(known))
 
 
@@ -68,19 +69,39 @@ def _roots(claim: Claim) -> tuple[Node, Node]:
 Sides = tuple[list[Node], list[Node]]
 
 
-def _run_sides(
-    claim: Claim, difference: Difference, sides: Sides, samples: Samples, constants: Any
-) -> list[Any]:
+class _Source:
+    """Where the values come from that a region needs: made up, or from a run of the graph."""
+
+    def __init__(self, before: Graph, tokens: int, seed: int, in_context: bool, constants: Any) -> None:
+        self.tokens = tokens
+        self.samples = Samples(assign(before, tokens), seed)
+        self._constants = constants
+        self._before = before if in_context else None
+
+    @functools.cached_property
+    def _recorded(self) -> dict[str, Any]:
+        assert self._before is not None
+        values = _run(self._before, self.samples, self._constants)
+        return {node.name: value for node, value in values.items()}
+
+    def value(self, node: Node, number: int, twin: str | None) -> Any:
+        """The value of a node that both graphs have; `twin` is its name in the old one."""
+        if node.op == "get_attr":
+            return getattr(self._constants, str(node.target))
+        if self._before is not None and twin is not None:
+            return self._recorded[twin]
+        return self.samples.make(node, number)
+
+
+def _run_sides(claim: Claim, difference: Difference, sides: Sides, source: _Source) -> list[Any]:
     results = []
     for side, root in zip(sides, _roots(claim), strict=True):
         values: dict[Node, Any] = {}
-        for node in [*_outside(side, root), *side]:
-            if node in side:
-                values[node] = _call(node, values, samples)
-            elif node.op == "get_attr":
-                values[node] = getattr(constants, str(node.target))
-            else:
-                values[node] = samples.make(node, difference.numbers[node])
+        for node in _outside(side, root):
+            number = difference.numbers[node]
+            values[node] = source.value(node, number, difference.names.get(number))
+        for node in side:
+            values[node] = _call(node, values, source.samples)
         results.append(values[root])
     return results
 
@@ -127,20 +148,21 @@ def _verify_whole(name: str, before: Graph, after: Graph, bound: Bound, constant
 
 def _run_whole(graph: Graph, samples: Samples, constants: Any) -> Any:
     """Run a graph from its inputs; gives its outputs, and its inputs as they are afterwards."""
+    values = _run(graph, samples, constants)
+    (output,) = graph.find_nodes(op="output")
+    return tuple(values[n] for n in [*inputs_of(output), *graph.find_nodes(op="placeholder")])
+
+
+def _run(graph: Graph, samples: Samples, constants: Any) -> dict[Node, Any]:
     values: dict[Node, Any] = {}
-    inputs: list[Any] = []
-    outputs: list[Any] = []
-    for node in graph.nodes:
+    for index, node in enumerate(graph.nodes):
         if node.op == "placeholder":
-            values[node] = samples.make(node, len(inputs))
-            inputs.append(values[node])
+            values[node] = samples.make(node, index)
         elif node.op == "get_attr":
             values[node] = getattr(constants, str(node.target)).clone()
         elif node.op == "call_function":
             values[node] = _call(node, values, samples)
-        else:
-            map_arg(node.args, lambda n: outputs.append(values[n]))
-    return (*outputs, *inputs)
+    return values
 
 
 def _shape_of(side: list[Node], root: Node) -> Any:
