@@ -27,6 +27,12 @@ def test_the_median_file_is_short() -> None:
     assert median(length for length in lengths if length > 5) <= 130
 
 
+def test_test_files_have_names_of_their_own() -> None:
+    """Test folders are no packages, so two files of one name would be one module."""
+    names = [path.name for path in FILES if path not in TREES and path.name != "conftest.py"]
+    assert sorted({name for name in names if names.count(name) > 1}) == []
+
+
 def test_every_module_says_what_it_is() -> None:
     assert [_name(p) for p, tree in TREES.items() if tree.body and not ast.get_docstring(tree)] == []
 

@@ -3,33 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cli_run import Done, Run
 from tiny import save_tiny
 
 from piecework.cli.main import main
-
-
-@dataclass(frozen=True)
-class Done:
-    """How a command ended and what it printed."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """Standard output as lines of JSON."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-Run = Callable[..., Done]
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from cli_run import Run
 
 from piecework.bench.own_server import own_server
 from piecework.errors import ModelError

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import Run
+from cli_run import Run
 
 from piecework.cli.main import COMMANDS
 from piecework.version import __version__

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Run
+from cli_run import Run
 from tiny import save_tiny
 
 KEYS = {"prompt", "text", "token_ids", "finish_reason", "usage", "timing", "device"}

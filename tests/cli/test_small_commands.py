@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from conftest import Run
+from cli_run import Run
 
 from piecework.cli.environment import check_environment, fits
 from piecework.cli.pull import disk_size
