@@ -61,6 +61,23 @@ def test_pieces_of_inductor(kind, options):
     assert rig.counters.compiles == 3 and rig.counters.recompiles == 0 and rig.counters.replays > 0
 
 
+class Launching(SimDevice):
+    """Runs what a GPU runs where it has no kernels of its own, operation by operation."""
+
+    op_order = ("cuda", "reference")
+
+
+@pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+def test_the_operations_of_a_gpu_can_be_captured(kind, options):
+    rig = Rig(kind, device=Launching(capacity=1 << 26), options=options).capture()
+    generate(rig, 3, 4)
+    entries = rig.runner.full._entries if options is FULL else rig.runner.pieces._entries
+    names = {name for graph in entries[4].graphs for name in graph.operations}
+    assert not any(name.startswith("piecework") for name in names)
+    assert "aten::linear" in names and ("aten::scaled_dot_product_attention" in names) == (options is FULL)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("mode", MODES)
 def test_cuda_equals_the_eager_model(mode):

@@ -206,6 +206,22 @@ def test_a_capture_refuses_tensors_outside_of_the_memory(sim):
         sim.capture(lambda: sim.zeros((2,), torch.float32), sim.new_pool())
 
 
+def test_a_number_is_an_argument_by_value(sim):
+    (x,) = placed(sim, [1.0, 2.0])
+    factor = torch.tensor(3.0)
+
+    def work():
+        y = x * factor
+        y[1:] = 0
+        return y
+
+    graph, out = sim.capture(work, sim.new_pool())
+    factor.fill_(100.0)
+    x.copy_(torch.tensor([5.0, 6.0]))
+    graph.replay()
+    assert out.tolist() == [15.0, 0.0]
+
+
 def test_the_graph_budget_is_kept(sim):
     small = SimDevice(capacity=1 << 22, graph_budget=2)
     (x,) = placed(small, [1.0])

@@ -40,7 +40,8 @@ class Recorder(TorchDispatchMode):
 
     Every tensor that an operation reads must lie in the device's memory, else the replay would not see
     later values. With `host_arguments` integer tensors elsewhere are host arguments: their values are
-    frozen, as the arguments of a recorded kernel call are.
+    frozen, as the arguments of a recorded kernel call are. A host tensor without dimensions is a number,
+    which a kernel takes by value on every device.
     """
 
     def __init__(self, memory: SimMemory, pool: Pool, host_arguments: bool) -> None:
@@ -133,11 +134,14 @@ class Recorder(TorchDispatchMode):
         self, name: str, args: list[Any], kwargs: dict[str, Any], names: dict[int, str]
     ) -> dict[str, int | str]:
         """Find host arguments; a tensor that is neither one nor on the device is refused."""
-        places: dict[str, int | str] = {names[i]: i for i, arg in enumerate(args) if self._foreign(arg)}
-        places |= {key: key for key, arg in kwargs.items() if self._foreign(arg)}
-        for tensor in tree_leaves((args, kwargs)):
-            allowed = self._host_arguments and not _is_float(tensor)
-            if self._foreign(tensor) and not allowed:
+
+        def outside(value: Any) -> bool:
+            return self._foreign(value) and value.dim() > 0
+
+        places: dict[str, int | str] = {names[i]: i for i, arg in enumerate(args) if outside(arg)}
+        places |= {key: key for key, arg in kwargs.items() if outside(arg)}
+        for tensor in filter(outside, tree_leaves((args, kwargs))):
+            if not self._host_arguments or tensor.is_floating_point():
                 where = ", ".join(places) or "an argument"
                 raise CaptureError(f"{name} reads a tensor outside of the device's memory ({where})")
         return places
@@ -145,10 +149,6 @@ class Recorder(TorchDispatchMode):
 
 def _nothing() -> None:
     return None
-
-
-def _is_float(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
 def _argument_names(func: Any) -> dict[int, str]:
