@@ -59,6 +59,7 @@ class InductorCompiler:
 
     def _variants(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
         place = token_input(piece)
+        context.cached = context.cache_dir is not None  # until a variant isn't found
         made: list[tuple[int, Callable[..., Sequence[Tensor]]]] = []
         for variant in _choose_variants(context):
             function, failed = self._variant(piece, context, variant)
@@ -87,6 +88,7 @@ class InductorCompiler:
             if found is not None:
                 context.counters.add("cache_hits")
                 return found
+            context.cached = False
         with _compile_folder(context.cache_dir):
             artifact = _compile(inlined, variant)
         failed = _failed(inlined)
