@@ -12,6 +12,8 @@ from piecework.errors import ConfigError
 DEFAULT_SPLITTING_OPS = ("piecework::attention",)
 DECODE_GRAPHS = ("auto", "eager", "piecewise", "full")
 PREFILL_GRAPHS = ("auto", "eager", "piecewise")
+OTHER_NAMES = {"capture_sizes": "decode_capture_sizes", "cache_dir": "compile_cache_dir"}
+"""Short names of settings in JSON, in a file, and as flags."""
 _SIZES = ("decode_capture_sizes", "prefill_capture_sizes")
 
 
@@ -69,31 +71,24 @@ class CompilationConfig:
 
     @classmethod
     def parse(cls, value: Any) -> CompilationConfig:
-        """Read a config from JSON text or a mapping; `capture_sizes` is another name for decode's sizes.
+        """Read a config from JSON text or a mapping.
 
-        Raises ConfigError for text that is no JSON object, and for an unknown key, with the allowed ones.
+        Raises ConfigError for text that is no JSON object, for an unknown key, with the allowed ones, and
+        for a setting that is given under both of its names.
         """
         if isinstance(value, CompilationConfig):
             return value
-        if isinstance(value, str):
-            try:
-                value = json.loads(value)
-            except json.JSONDecodeError as error:
-                raise ConfigError("compilation_config", value, f"a JSON object ({error})") from error
-        if not isinstance(value, Mapping):
-            raise ConfigError("compilation_config", value, "a JSON object")
-        chosen = dict(value)
-        if "capture_sizes" in chosen:
-            if "decode_capture_sizes" in chosen:
-                raise ConfigError(
-                    "capture_sizes", chosen["capture_sizes"], "not given beside decode_capture_sizes"
-                )
-            chosen["decode_capture_sizes"] = chosen.pop("capture_sizes")
+        chosen: dict[str, Any] = {}
         known = [f.name for f in fields(cls)]
-        for key in chosen:
-            if key not in known:
-                allowed = "one of " + ", ".join(sorted([*known, "capture_sizes"]))
-                raise ConfigError(f"compilation_config.{key}", chosen[key], allowed)
+        for key, setting in read_object(value).items():
+            name = OTHER_NAMES.get(key, key)
+            if name not in known:
+                allowed = "one of " + ", ".join(sorted([*known, *OTHER_NAMES]))
+                raise ConfigError(f"compilation_config.{key}", setting, allowed)
+            if name in chosen:
+                other = next(short for short, full in OTHER_NAMES.items() if full == name)
+                raise ConfigError(f"compilation_config.{key}", setting, f"only one of {name} and {other}")
+            chosen[name] = setting
         return cls(**chosen)
 
     def with_changes(self, **changes: Any) -> CompilationConfig:
@@ -117,6 +112,18 @@ class CompilationConfig:
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise ConfigError(name, names, "a list of names")
         object.__setattr__(self, name, tuple(names))
+
+
+def read_object(value: Any) -> Mapping[str, Any]:
+    """Return a JSON object, as text or as a mapping, as a mapping; anything else is a ConfigError."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ConfigError("compilation_config", value, f"a JSON object ({error})") from error
+    if not isinstance(value, Mapping):
+        raise ConfigError("compilation_config", value, "a JSON object")
+    return value
 
 
 def _positive(name: str, value: Any) -> None:

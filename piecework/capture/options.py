@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from piecework.capture.plan import Wish
-from piecework.capture.sizes import check_sizes, default_sizes
+from piecework.capture.sizes import DECODE_SIZES, PREFILL_SIZES, check_sizes, default_sizes
 from piecework.compilation import CompilationConfig
 from piecework.devices import Device
 from piecework.devices.base import GraphMode, Phase
@@ -70,14 +70,17 @@ def choose_options(
     return CaptureOptions(
         decode,
         prefill,
-        _sizes("decode", config.decode_capture_sizes, config, max_num_seqs, "max_num_seqs"),
-        _sizes("prefill", config.prefill_capture_sizes, config, tokens, tokens_name),
+        _sizes("decode", decode, config, max_num_seqs, "max_num_seqs"),
+        _sizes("prefill", prefill, config, tokens, tokens_name),
     )
 
 
 def _mode(field: str, asked: str, device: Device, phase: Phase) -> GraphMode:
     has = device.graph_modes(phase)
     if asked == "auto":
+        best: GraphMode = "full" if phase == "decode" else "piecewise"
+        if has[0] != best:
+            log.info("%s=%s: the device %s has no %s graphs", field, has[0], device.name, best)
         return has[0]
     for mode in has:
         if mode == asked:
@@ -86,12 +89,20 @@ def _mode(field: str, asked: str, device: Device, phase: Phase) -> GraphMode:
 
 
 def _sizes(
-    phase: Phase, given: Sequence[int] | None, config: CompilationConfig, limit: int, limit_name: str
+    phase: Phase, mode: GraphMode, config: CompilationConfig, limit: int, limit_name: str
 ) -> tuple[int, ...]:
+    """Return the sizes that were given for a phase, or the default ones up to `limit`."""
+    field = f"{phase}_capture_sizes"
+    given: Sequence[int] | None = getattr(config, field)
     if given is not None:
-        return check_sizes(f"{phase}_capture_sizes", given, limit, limit_name)
-    largest = config.max_capture_size
-    if largest is not None and largest > limit:
+        sizes = check_sizes(field, given, limit, limit_name)
+        if mode == "eager":
+            log.warning("%s=%s captures nothing: %s runs eagerly", field, list(given), phase)
+        return sizes
+    if mode == "eager":
+        return ()
+    top = (DECODE_SIZES if phase == "decode" else PREFILL_SIZES)[-1]
+    largest = top if config.max_capture_size is None else config.max_capture_size
+    if largest > limit:
         log.info("%s is captured up to %s=%d, not up to %d", phase, limit_name, limit, largest)
-        largest = limit
-    return default_sizes(phase, limit if largest is None else largest)
+    return default_sizes(phase, min(largest, limit))

@@ -10,11 +10,12 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from piecework.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
-from piecework.cli.flags import add_config_flags, config_from_args, flag_name
+from piecework.cli.compilation_flags import compilation_changes
+from piecework.cli.flags import add_config_flags, config_from_args, flag_name, given_settings
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import progress
-from piecework.config import EngineConfig, leaves, read_file, select
+from piecework.config import EngineConfig, leaves
 
 KINDS = {
     "serving": "load on an OpenAI-compatible server, another one (--base-url) or one started for the run",
@@ -95,21 +96,17 @@ def _serving(arguments: Sequence[str]) -> int:
     with ExitStack() as stack:
         url, model = options.base_url, getattr(args, "model", None)
         if url is None:
-            url, model = stack.enter_context(own_server(_given(args), options.api_key)), None
+            settings = given_settings(EngineConfig, args)
+            url, model = stack.enter_context(own_server(settings, options.api_key)), None
         done = stack.enter_context(progress("requests", len(requests)))
         report = asyncio.run(run_serving(url, model, options, requests, config.load.seed, done))
     print(json.dumps(report) if args.json else serving_block(report))
     return int(report["failed"] > 0)
 
 
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The engine's settings that were given, in a file or as flags."""
-    file = select(EngineConfig, read_file(args.config)) if args.config else {}
-    return {**file, **select(EngineConfig, vars(args))}
-
-
 def _refuse_engine_settings(args: argparse.Namespace) -> None:
     given = [name for name in leaves(EngineConfig) if hasattr(args, name) and name not in _REMOTE]
+    given += compilation_changes(args)
     if given:
         flags = ", ".join(map(flag_name, given))
         raise UserError(f"{flags} cannot be set on the server at --base-url; give it to that server")

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from types import NoneType
 from typing import Any, TypeVar
 
+from piecework.cli.compilation_flags import add_compilation_flags, compilation_changes
+from piecework.compilation import OTHER_NAMES, read_object
 from piecework.config import build, leaves, read_file, select
 from piecework.units import format_size, parse_size
 
 T = TypeVar("T")
+COMPILATION = "compilation_config"
 
 
 def add_config_flags(parser: argparse.ArgumentParser, *trees: type) -> None:
@@ -26,6 +29,8 @@ def add_config_flags(parser: argparse.ArgumentParser, *trees: type) -> None:
         group = parser.add_argument_group(_title(tree))
         for name, (leaf, kind) in leaves(tree).items():
             _add_flag(group, name, leaf.default, kind, leaf.metadata)
+        if COMPILATION in leaves(tree):
+            add_compilation_flags(parser)
 
 
 def config_from_args(tree: type[T], args: argparse.Namespace, **overrides: Any) -> T:
@@ -34,9 +39,21 @@ def config_from_args(tree: type[T], args: argparse.Namespace, **overrides: Any) 
     `overrides` are values that the command itself decides; they win over everything.
     Raises ConfigError with the field, the value and what is allowed.
     """
+    return build(tree, {**given_settings(tree, args), **overrides})
+
+
+def given_settings(tree: type, args: argparse.Namespace) -> dict[str, Any]:
+    """Return the leaves of `tree` that were given, in the file of `--config` or as flags; plain values."""
     file = getattr(args, "config", None)
     values = select(tree, read_file(file)) if file else {}
-    return build(tree, {**values, **select(tree, vars(args)), **overrides})
+    values.update(select(tree, vars(args)))
+    changes = compilation_changes(args)
+    if changes and COMPILATION in leaves(tree):
+        # What was settled by a flag is not looked at in the JSON, where it may be wrong.
+        stated = read_object(values.get(COMPILATION) or {})
+        kept = {key: v for key, v in stated.items() if OTHER_NAMES.get(key, key) not in changes}
+        values[COMPILATION] = {**kept, **changes}
+    return values
 
 
 def _title(tree: type) -> str:

@@ -1,0 +1,161 @@
+"""Flags of single compilation settings, and what is refused of them, as a user sees it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Run
+
+from piecework.cli.flags import add_config_flags, config_from_args, flag_name, given_settings
+from piecework.cli.parser import Parser
+from piecework.compilation import CompilationConfig
+from piecework.config import EngineConfig
+from piecework.errors import ConfigError
+
+GIVEN: dict[str, tuple[list[str], Any]] = {
+    "compiler": (["--compiler", "dynamo:eager"], "dynamo:eager"),
+    "decode_graph": (["--decode-graph", "full"], "full"),
+    "prefill_graph": (["--prefill-graph", "piecewise"], "piecewise"),
+    "decode_capture_sizes": (["--capture-sizes", "4,1, 2"], (1, 2, 4)),
+    "prefill_capture_sizes": (["--prefill-capture-sizes", "16"], (16,)),
+    "max_capture_size": (["--max-capture-size", "8"], 8),
+    "splitting_ops": (["--splitting-ops", "piecework::attention,a::b"], ("piecework::attention", "a::b")),
+    "passes": (["--passes", "dead_code"], ("dead_code",)),
+    "disable_passes": (["--disable-passes", "a,b"], ("a", "b")),
+    "verify_passes": (["--verify-passes"], True),
+    "enable_debug_mode": (["--enable-debug-mode"], True),
+    "compile_cache_dir": (["--compile-cache-dir", "/x"], "/x"),
+    "strict": (["--strict"], True),
+}
+
+
+def config(*arguments: str) -> CompilationConfig:
+    parser = Parser("test", "")
+    add_config_flags(parser, EngineConfig)
+    return config_from_args(EngineConfig, parser.parse(arguments)).compilation_config
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(CompilationConfig)])
+def test_every_setting_has_a_flag_that_sets_it_alone(name: str) -> None:
+    arguments, value = GIVEN[name]
+    assert config(*arguments) == CompilationConfig(**{name: value})
+    assert flag_name(name) in " ".join(arguments) or name == "decode_capture_sizes"
+
+
+def test_enable_torch_compile_is_inductor() -> None:
+    assert config("--enable-torch-compile").compiler == "inductor"
+
+
+def test_a_flag_wins_over_the_same_key_and_leaves_the_others() -> None:
+    text = '{"compiler": "inductor", "capture_sizes": ["bad"], "strict": true}'
+    found = config("--compilation-config", text, "--capture-sizes", "3", "--compiler", "eager")
+    assert found == CompilationConfig(compiler="eager", decode_capture_sizes=(3,), strict=True)
+    with pytest.raises(ConfigError, match="bad"):
+        config("--compilation-config", text, "--compiler", "eager")
+
+
+def test_a_flag_wins_over_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("compilation_config: {compiler: inductor, capture_sizes: [1, 2]}\n")
+    found = config("--config", str(file), "--compiler", "eager")
+    assert found == CompilationConfig(compiler="eager", decode_capture_sizes=(1, 2))
+
+
+def test_what_was_given_can_be_handed_to_another_process() -> None:
+    parser = Parser("test", "")
+    add_config_flags(parser, EngineConfig)
+    args = parser.parse(["--compilation-config", '{"strict": true}', "--capture-sizes", "1,2"])
+    given = json.loads(json.dumps(given_settings(EngineConfig, args)))
+    expected = CompilationConfig(strict=True, decode_capture_sizes=(1, 2))
+    assert EngineConfig.from_flat(given).compilation_config == expected
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"decode_graph": "piecewise", "splitting_ops": []}, "splitting_ops=[] is not allowed: at least one"),
+        ({"splitting_ops": []}, "splitting_ops=[] is not allowed: a list with piecework::attention"),
+        (
+            {"splitting_ops": ["piecework::rms_norm"]},
+            "splitting_ops=['piecework::rms_norm'] is not allowed: a list with piecework::attention",
+        ),
+        (
+            {"splitting_ops": ["piecework::attn"]},
+            "splitting_ops='piecework::attn' is not allowed: ops that are registered with torch, such as "
+            "piecework::attention, ",
+        ),
+        (
+            {"compiler": "gcc"},
+            "compiler='gcc' is not allowed: one of eager, inductor, dynamo:<backend>, which the device cpu "
+            "has, or auto",
+        ),
+        ({"compiler": "dynamo:gcc"}, "compiler='dynamo:gcc' is not allowed: dynamo: and one of aot_eager, "),
+        (
+            {"decode_graph": "full"},
+            "decode_graph='full' is not allowed: one of eager, which the device cpu has, or auto",
+        ),
+        (
+            {"prefill_graph": "piecewise"},
+            "prefill_graph='piecewise' is not allowed: one of eager, which the device cpu has, or auto",
+        ),
+        (
+            {"prefill_graph": "full"},
+            "prefill_graph='full' is not allowed: one of auto, eager, piecewise",
+        ),
+        ({"capture_sizes": [1, 0]}, "decode_capture_sizes=0 is not allowed: positive integers"),
+        ({"capture_sizes": [1.5]}, "decode_capture_sizes=1.5 is not allowed: positive integers"),
+        (
+            {"capture_sizes": [1, 65]},
+            "decode_capture_sizes=[1, 65] is not allowed: sizes from 1 to max_num_seqs=64, and 65 is not",
+        ),
+        (
+            {"prefill_capture_sizes": [8, 300]},
+            "prefill_capture_sizes=[8, 300] is not allowed: sizes from 1 to max_model_len=256, and 300",
+        ),
+        (
+            {"prefill_capture_sizes": [129], "budget": 128},
+            "prefill_capture_sizes=[129] is not allowed: sizes from 1 to max_num_batched_tokens=128, and 129",
+        ),
+        (
+            {"disable_passes": ["fuse_all"]},
+            "disable_passes='fuse_all' is not allowed: names of raise_rms_norm, ",
+        ),
+        ({"passes": ["fuse_all"]}, "passes='fuse_all' is not allowed: names of raise_rms_norm, "),
+        (
+            {"graph": "full"},
+            "compilation_config.graph='full' is not allowed: one of cache_dir, capture_sizes, ",
+        ),
+        (
+            {"capture_sizes": [1], "decode_capture_sizes": [2]},
+            "compilation_config.decode_capture_sizes=[2] is not allowed: only one of "
+            "decode_capture_sizes and capture_sizes",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused(run: Run, tiny: Path, settings: dict[str, Any], message: str) -> None:
+    budget = ["--max-num-batched-tokens", str(settings.pop("budget", 2048))]
+    done = run("generate", "hi", "--model", str(tiny), "--compilation-config", json.dumps(settings), *budget)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith(f"piecework: error: {message}")
+
+
+def test_the_config_of_the_issue_works_and_says_what_it_does(run: Run, tiny: Path) -> None:
+    text = '{"splitting_ops": ["piecework::attention"], "capture_sizes": [1,2,4]}'
+    plain = run("generate", "hi", "--model", str(tiny), "--max-tokens", "3", "--dtype", "float32")
+    for device in ("cpu", "sim"):
+        flags = ["--compilation-config", text, "--max-tokens", "3", "--dtype", "float32", "--device", device]
+        flags += ["--max-model-len", "32"]  # few sizes of prefill
+        done = run("generate", "hi", "--model", str(tiny), *flags, "--log-level", "info")
+        assert done.code == 0, done.err
+        assert done.out == plain.out
+        said = {
+            "cpu": "warning: decode_capture_sizes=[1, 2, 4] captures nothing: decode runs eagerly",
+            "sim": "full [1, 2, 4], piecewise",
+        }
+        assert said[device] in done.err
+        if device == "cpu":
+            assert "info: decode_graph=eager: the device cpu has no full graphs" in done.err
