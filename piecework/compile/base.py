@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, fx
@@ -112,8 +112,3 @@ def token_input(piece: fx.GraphModule) -> tuple[int, int] | None:
             if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
                 return position, dim
     return None
-
-
-def value_of(node: Any) -> Any:
-    """Return the shape of a node's value, as a tensor without data."""
-    return node.meta["val"]

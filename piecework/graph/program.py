@@ -96,7 +96,8 @@ class Program:
         inputs: names of the inputs, in order.
         num_pieces, num_holes, num_distinct, graphs_traced: the counts.
         opaque_reason: why the model couldn't be traced; None for a program that was.
-        max_tokens: the most tokens that a run may have.
+        max_tokens: the most tokens that a run may have. token_input: the number of the first input that
+            has them as its first dimension, if there is one.
         seconds: how long each stage took to make it (`trace`, `passes`, `split`, `compile`).
         graph_module, distinct_graphs: the flat graph after passes and the distinct pieces', to look at.
         pass_report: what passes did; None where there were none.
@@ -114,7 +115,9 @@ class Program:
         *,
         single: bool = True,
         max_tokens: int,
+        token_input: int | None = None,
     ) -> None:
+        self.token_input = token_input
         self.steps = tuple(steps)
         self.pieces = tuple(pieces)
         self.bindings = tuple(bindings)
@@ -147,6 +150,8 @@ class Program:
         """Make the environment of a run: weights and inputs in their places, the rest None."""
         if len(inputs) != len(self.input_slots):
             raise ValueError(f"the program takes {len(self.input_slots)} inputs ({', '.join(self.inputs)})")
+        if self.token_input is not None and (tokens := inputs[self.token_input].shape[0]) > self.max_tokens:
+            raise ValueError(f"{tokens} tokens; the program is made for {self.max_tokens} at most")
         env = self._template.copy()
         for slot, tensor in zip(self.input_slots, inputs, strict=True):
             env[slot] = tensor
@@ -248,8 +253,23 @@ def link(
             args, kwargs = fx.map_arg((part.args, part.kwargs), place)
             result = slots[part.buffer] if part.buffer is not None else None
             steps.append(HoleCall(part.name, part.target, args, kwargs, result, free))
-    outputs = [slots[n] for n in graph.outputs]
-    return Program(steps, pieces, bindings, len(slots), outputs, device, single=single, max_tokens=max_tokens)
+    inputs = [n for n, b in zip(graph.placeholders, bindings, strict=True) if b.kind == "input"]
+    return Program(
+        steps,
+        pieces,
+        bindings,
+        len(slots),
+        [slots[n] for n in graph.outputs],
+        device,
+        single=single,
+        max_tokens=max_tokens,
+        token_input=next((i for i, n in enumerate(inputs) if _counts_tokens(n)), None),
+    )
+
+
+def _counts_tokens(node: fx.Node) -> bool:
+    shape = node.meta["val"].shape
+    return len(shape) > 0 and isinstance(shape[0], torch.SymInt)
 
 
 def _frees(graph: SplitGraph, slots: Mapping[fx.Node, int], keep: set[int]) -> list[tuple[int, ...]]:

@@ -68,9 +68,11 @@ class Propagator:
             return None
         try:
             named = tuple((name, self._part(value)) for name, value in sorted(kwargs.items()))
-            return func, tuple(self._part(value) for value in args), named
-        except _Unknown:
+            key = func, tuple(self._part(value) for value in args), named
+            hash(key)
+        except (_Unknown, TypeError):
             return None
+        return key
 
     def _part(self, value: Any) -> Any:
         if isinstance(value, FakeTensor):

@@ -80,11 +80,6 @@ class Recorder(TorchDispatchMode):
         values = [self._map(out, self._to_fake) for out in outputs]
         self.graph.output(tuple(self._to_node(value) for value in values))
 
-    def name_of(self, tensor: Tensor) -> str | None:
-        """Return the name of the node that a recorded tensor is the value of."""
-        node = self._nodes.get(id(tensor))
-        return node.name if node else None
-
     def _track(self, value: Any, node: fx.Node) -> None:
         node.meta["val"] = value
         self._nodes[id(value)] = node

@@ -169,6 +169,15 @@ def test_wrong_number_of_inputs_is_refused() -> None:
         program.run(inputs_of(model, 3)[:2])
 
 
+def test_more_tokens_than_the_program_is_made_for_are_refused() -> None:
+    model, made = random_model("llama"), options()
+    made.max_tokens = 16
+    program = build_program(model, made)
+    program.run(inputs_of(model, 16))
+    with pytest.raises(ValueError, match="17 tokens; the program is made for 16 at most"):
+        program.run(inputs_of(model, 17))
+
+
 def test_rows_past_num_valid_rows_reach_no_expert() -> None:
     model = random_model("qwen3_moe", 2)
     program, _ = program_of(model)
