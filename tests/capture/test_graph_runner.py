@@ -28,8 +28,16 @@ def generate(rig: Rig, batch: int, steps: int) -> None:
         logits = rig.check(*[rig.item(s, [int(logits[s].argmax())]) for s in range(batch)])
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("kind", ["llama", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [
+        ("qwen3", "full"),
+        ("qwen3_moe", "full"),
+        ("llama", "piecewise"),
+        ("qwen3_moe", "piecewise"),
+        ("qwen3", "eager"),
+    ],
+)
 def test_every_mode_equals_the_eager_model(kind, mode):
     rig = Rig(kind, options=MODES[mode]).capture()
     for batch in (1, 2, 3, 4, 5):  # captured, between captured ones, above the largest for decode
@@ -41,8 +49,7 @@ def test_every_mode_equals_the_eager_model(kind, mode):
     assert counters.eager_runs > 0 and counters.recompiles == 0
 
 
-@pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])
-@pytest.mark.parametrize("kind", ["llama", "qwen3_moe"])
+@pytest.mark.parametrize(("kind", "options"), [("llama", PIECEWISE), ("qwen3_moe", FULL)])
 def test_opaque_pieces(kind, options):
     rig = Rig(kind, options=options, opaque=True).capture()
     generate(rig, 3, 3)
@@ -67,8 +74,7 @@ class Launching(SimDevice):
     op_order = ("cuda", "reference")
 
 
-@pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])
-@pytest.mark.parametrize("kind", ["qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(("kind", "options"), [("qwen3_moe", FULL), ("qwen3", PIECEWISE)])
 def test_the_operations_of_a_gpu_can_be_captured(kind, options):
     rig = Rig(kind, device=Launching(capacity=1 << 26), options=options).capture()
     generate(rig, 3, 4)
@@ -190,7 +196,9 @@ def test_a_size_that_was_not_captured_is_said_once_and_refused_when_strict(caplo
     rig = Rig(options=CaptureOptions("full", "eager", (1, 2)), pages=64).capture()
     for _ in range(2):
         rig.check(*[rig.item(s, prompt(1, s)) for s in range(3)])
-    said = [r.getMessage() for r in caplog.records if r.name == "piecework.capture"]
+    said = [
+        r.getMessage() for r in caplog.records if r.name == "piecework.capture" and r.levelname == "WARNING"
+    ]
     assert said == ["decode of 3 rows runs without a graph; the largest captured size is 2"]
     assert rig.counters.eager_runs == 2
     rig.runner._strict = True

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 from piecework.devices.sim.graph import Launch, tensors_of
 from piecework.devices.sim.memory import Pool, SimMemory
@@ -101,7 +100,7 @@ class Recorder(TorchDispatchMode):
             returned = fn(*args, **kwargs)
         if not all(isinstance(value, Tensor) for value in tensors_of(returned)):
             raise CaptureError(f"{name} gives the host a value, for which it would have to wait")
-        on_host = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if self._foreign(t)}
+        on_host = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs)) if self._foreign(t)}
         results: list[Tensor | None] = []
 
         def settle_down(result: Tensor) -> Tensor:
@@ -114,9 +113,9 @@ class Recorder(TorchDispatchMode):
             results.append(self._memory.alias(block))
             return block
 
-        returned = tree_map_only(Tensor, settle_down, returned)
-        recorded_args = tree_map_only(Tensor, self._recorded, args)
-        recorded_kwargs = tree_map_only(Tensor, self._recorded, kwargs)
+        returned = _map(settle_down, returned)
+        recorded_args = _map(self._recorded, args)
+        recorded_kwargs = _map(self._recorded, kwargs)
         launch = Launch(name, fn, recorded_args, recorded_kwargs, results, host, freed)
         if name.startswith(_UNINITIALISED):
             launch = Launch(name, _nothing, [], {}, [], {}, freed)
@@ -140,11 +139,35 @@ class Recorder(TorchDispatchMode):
 
         places: dict[str, int | str] = {names[i]: i for i, arg in enumerate(args) if outside(arg)}
         places |= {key: key for key, arg in kwargs.items() if outside(arg)}
-        for tensor in filter(outside, tree_leaves((args, kwargs))):
+        for tensor in filter(outside, _tensors((args, kwargs))):
             if not self._host_arguments or tensor.is_floating_point():
                 where = ", ".join(places) or "an argument"
                 raise CaptureError(f"{name} reads a tensor outside of the device's memory ({where})")
         return places
+
+
+def _map(fn: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply `fn` to the tensors in what an operation takes or gives: sequences and dicts of them."""
+    if isinstance(value, Tensor):
+        return fn(value)
+    if isinstance(value, list):
+        return [_map(fn, v) for v in value]
+    if isinstance(value, tuple):
+        return tuple(_map(fn, v) for v in value)
+    if isinstance(value, dict):
+        return {key: _map(fn, v) for key, v in value.items()}
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+
+    def note(tensor: Tensor) -> Tensor:
+        found.append(tensor)
+        return tensor
+
+    _map(note, value)
+    return found
 
 
 def _nothing() -> None:
@@ -156,8 +179,9 @@ def _argument_names(func: Any) -> dict[int, str]:
 
 
 def _refuse_host_reads(name: str, func: Any, args: Sequence[Any]) -> None:
-    masks = [t for t in tree_leaves(args) if isinstance(t, Tensor) and t.dtype == torch.bool]
-    dynamic = torch.Tag.dynamic_output_shape in func.tags and (masks or not name.startswith("aten::index"))
+    dynamic = torch.Tag.dynamic_output_shape in func.tags
+    if dynamic and name.startswith("aten::index"):
+        dynamic = any(t.dtype == torch.bool for t in _tensors(args))
     if torch.Tag.data_dependent_output in func.tags or dynamic:
         raise CaptureError(f"{name} waits for a value of the device, so it can't be captured")
 
