@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 from piecework.compile.base import CompileContext, CompileError, FunctionPiece, first_line, token_input
 from piecework.compile.cache import PieceCache, StaleEntryError, content_key
@@ -103,6 +102,8 @@ class InductorCompiler:
         torch, the device, and on a CPU its instruction set and the number of threads, which the kernels
         have inside.
         """
+        from torch._inductor import config
+
         return content_key(
             {
                 "compiler": self.name,
@@ -111,7 +112,7 @@ class InductorCompiler:
                 "torch": [torch.__version__, torch.version.git_version],
                 "device": _hardware(context.device.torch_device),
                 "threads": variant.threads,
-                "cpp_wrapper": torch._inductor.config.cpp_wrapper,
+                "cpp_wrapper": config.cpp_wrapper,
             }
         )
 
@@ -217,6 +218,8 @@ def _compile_folder(cache_dir: Path | None) -> Iterator[None]:
     It reads the place from an environment variable, which it sets itself to its default. So the variable
     is changed while something compiles here, which is once at a time.
     """
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+
     given = os.environ.get(_FOLDER_VARIABLE)
     if cache_dir is None or given not in (None, default_cache_dir()):
         yield

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import time
 from typing import Any
 
 import pytest
@@ -46,10 +47,12 @@ def test_graph_equals_the_model_for_any_count() -> None:
 
 
 def test_layers_after_the_first_cost_little() -> None:
-    few, many = random_model("llama", 2), random_model("llama", 30)
-    trace(few, _tokens())
-    shortest = min(trace(many, _tokens()).seconds for _ in range(3))
-    assert shortest / 30 < 0.060
+    model = random_model("llama", 30)
+    trace(random_model("llama", 2), _tokens())
+    # Seconds of computing: those of the clock depend on what else runs here.
+    start = time.thread_time()
+    trace(model, _tokens())
+    assert (time.thread_time() - start) / 30 < 0.060
 
 
 class Sizes(nn.Module):
