@@ -6,19 +6,17 @@ import json
 import re
 import shlex
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from piecework.cli import bench, check_env, generate, pull, serve
-from piecework.cli.main import main
+from piecework.cli import bench
+from piecework.cli.main import COMMANDS, main
 from piecework.cli.parser import Parser
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PARSERS = {
-    m.__name__.rsplit(".")[-1].replace("_", "-"): m.make_parser for m in (check_env, generate, pull, serve)
-}
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -33,7 +31,7 @@ def parser_of(words: list[str]) -> tuple[Parser, list[str]]:
     """The parser of a command line, and what is left for it."""
     if words[1] == "bench":
         return bench.make_parser(words[2]), words[3:]
-    return PARSERS[words[1]](), words[2:]
+    return import_module(COMMANDS[words[1]][0]).make_parser(), words[2:]
 
 
 def test_every_command_on_a_page_is_one() -> None:

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "piecework"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
-BOTTOM = {"compilation", "version", "errors", "units", "config", "sampling", "profile"}
+BOTTOM = {"compilation", "tables", "version", "errors", "units", "config", "sampling", "profile"}
 MODEL = {"ops", "layers", "models"}
 BESIDE = {"weights", "tokenizer"}
 PROGRAM = {"graph", "compile", "capture"}
@@ -33,10 +33,11 @@ ALLOWED: dict[str, set[str]] = {
     "capture": {"ops", "devices", "graph", "kvcache"},
     "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache"},
     "engine": MODEL | BESIDE | RUN,
+    "explain": MODEL | BESIDE | PROGRAM | RUN,
     "llm": {"engine"} | BESIDE,
     "server": {"engine", "llm", "models"} | BESIDE,
     "bench": {"engine", "llm", "models"} | BESIDE,
-    "cli": {"engine", "llm", "models", "server", "bench"} | BESIDE,
+    "cli": {"engine", "llm", "models", "server", "bench", "explain"} | BESIDE,
 }
 CORE = BOTTOM | MODEL | BESIDE | PROGRAM | RUN | {"engine", "llm"}
 # The core runs where these are not installed; who needs one imports it inside a function.
