@@ -47,8 +47,8 @@ class Entry:
 
     actions: list[CapturedGraph | BoundHole]
     results: tuple[Tensor, ...]
-    addresses: dict[str, int]
-    weights: dict[str, int]
+    buffers: list[int]
+    weights: list[int]
     checked: bool = False
 
     @property
@@ -104,7 +104,8 @@ class CapturedProgram:
             self.counters.add("captures")
         else:
             actions = self._capture_pieces(inputs, holes, results)
-        self._entries[size] = Entry(actions, results, self._addresses(inputs), self._weights())
+        buffers, weights = _addresses(self._buffers(inputs)), _addresses(self._weights())
+        self._entries[size] = Entry(actions, results, buffers, weights)
 
     def replay(
         self, size: int, inputs: Sequence[Tensor], holes: Holes, host: Mapping[str, Tensor] = {}
@@ -202,25 +203,29 @@ class CapturedProgram:
             _copy([known.get(slot, env[slot]) for slot in self.program.output_slots], results)
         return outputs
 
-    def _addresses(self, inputs: Sequence[Tensor]) -> dict[str, int]:
-        named = {**dict(zip(self.program.inputs, inputs, strict=True)), **self.watched()}
-        return {name: tensor.data_ptr() for name, tensor in named.items()}
+    def _buffers(self, inputs: Sequence[Tensor]) -> dict[str, Tensor]:
+        return {**self.watched(), **dict(zip(self.program.inputs, inputs, strict=True))}
 
-    def _weights(self) -> dict[str, int]:
+    def _weights(self) -> dict[str, Tensor]:
         bindings = (*self.program.bindings, *(self.head.bindings if self.head else ()))
-        return {b.name: b.tensor.data_ptr() for b in bindings if b.tensor is not None}
+        return {b.name: b.tensor for b in bindings if b.tensor is not None}
 
     def _check(self, entry: Entry, inputs: Sequence[Tensor]) -> None:
         """Compare addresses: buffers at every replay, weights, which are many, at the first one."""
-        _compare(entry.addresses, self._addresses(inputs))
+        _compare(entry.buffers, self._buffers(inputs))
         if self.debug or not entry.checked:
             _compare(entry.weights, self._weights())
             entry.checked = True
 
 
-def _compare(captured: Mapping[str, int], now: Mapping[str, int]) -> None:
+def _addresses(tensors: Mapping[str, Tensor]) -> list[int]:
+    return [tensor.data_ptr() for tensor in tensors.values()]
+
+
+def _compare(captured: Sequence[int], tensors: Mapping[str, Tensor]) -> None:
+    now = _addresses(tensors)
     if captured != now:
-        moved = [name for name, address in captured.items() if now.get(name) != address]
+        moved = [name for name, old, new in zip(tensors, captured, now, strict=True) if old != new]
         raise CaptureError(
             f"{', '.join(moved)} moved after capture: the graphs read the address that it had then"
         )

@@ -87,6 +87,10 @@ class CudaDevice(Device):
         """Wait for all streams of the GPU."""
         torch.cuda.synchronize(self.torch_device)
 
+    def place(self, tensor: Tensor) -> Tensor:
+        """Return `tensor` on the GPU; a copy is under way, ahead of all that is launched later."""
+        return tensor.to(self.torch_device, non_blocking=True)
+
     def graph_modes(self, phase: Phase) -> tuple[GraphMode, ...]:
         """Leave `full` out where paged attention has no kernel that reads lengths from device memory.
 

@@ -25,10 +25,12 @@ def make_device(name: str) -> Device:
     An unknown name is a ConfigError that lists the known ones.
     """
     kind, _, options = name.partition(":")
-    return _device_class(kind, name).from_options(options)
+    return device_class(kind, name).from_options(options)
 
 
-def _device_class(kind: str, name: str) -> type[Device]:
+def device_class(kind: str, name: str | None = None) -> type[Device]:
+    """Return the class of a kind of device; `name` is how the user called it, for the ConfigError."""
+    name = name or kind
     if kind in _BUILT_IN:
         return _BUILT_IN[kind]
     for entry in entry_points(group=GROUP):

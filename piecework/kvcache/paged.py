@@ -43,6 +43,7 @@ class PagedKVCache:
         self.page_size = page_size
         self.dtype = dtype
         shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers]
+        self._names = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(layers))]
         self.keys = [device.zeros(shape, dtype) for shape in shapes]
         self.values = [device.zeros(shape, dtype) for shape in shapes]
 
@@ -53,8 +54,7 @@ class PagedKVCache:
 
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, `keys.<layer>` and `values.<layer>`."""
-        both = {"keys": self.keys, "values": self.values}
-        return {f"{name}.{i}": tensor for name, kept in both.items() for i, tensor in enumerate(kept)}
+        return dict(zip(self._names, (*self.keys, *self.values), strict=True))
 
 
 def page_bytes(layers: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:
