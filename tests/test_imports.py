@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "piecework"
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
-BOTTOM = {"compilation", "tables", "version", "errors", "units", "config", "sampling", "profile"}
+BOTTOM = {"compilation", "debug", "tables", "version", "errors", "units", "config", "sampling", "profile"}
 MODEL = {"ops", "layers", "models"}
 BESIDE = {"weights", "tokenizer"}
 PROGRAM = {"graph", "compile", "capture"}
@@ -32,14 +32,14 @@ ALLOWED: dict[str, set[str]] = {
     "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},
     "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache"},
-    "engine": MODEL | BESIDE | RUN,
     "explain": MODEL | BESIDE | PROGRAM | RUN,
+    "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,
     "server": {"engine", "llm", "models"} | BESIDE,
     "bench": {"engine", "llm", "models"} | BESIDE,
     "cli": {"engine", "llm", "models", "server", "bench", "explain"} | BESIDE,
 }
-CORE = BOTTOM | MODEL | BESIDE | PROGRAM | RUN | {"engine", "llm"}
+CORE = BOTTOM | MODEL | BESIDE | PROGRAM | RUN | {"engine", "explain", "llm"}
 # The core runs where these are not installed; who needs one imports it inside a function.
 LAZY = {"fastapi", "gguf", "httpx", "huggingface_hub", "msgspec", "prometheus_client", "rich"}
 LAZY |= {"starlette", "transformers", "uvicorn"}

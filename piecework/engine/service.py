@@ -11,6 +11,7 @@ import uuid
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
+from piecework import debug
 from piecework.config import EngineConfig
 from piecework.engine.admission import Admission
 from piecework.engine.engine import Engine
@@ -48,7 +49,12 @@ class Service:
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.profile = Profile(config.profile)
+        depth = debug.level()
         loaded = load(config, self.profile)
+        if depth:
+            from piecework.explain.layers import show_layers
+
+            show_layers(loaded.runner.programs, depth)
         self.model_config: ModelConfig = loaded.model_config
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.model_name: str = config.load.served_model_name or config.load.model

@@ -65,7 +65,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     try:
         model_config = ModelConfig.from_dict(checkpoint.config)
         dtype = choose_dtype(options.dtype, device)
-        limit = _context_limit(options.max_model_len, model_config)
+        limit = context_limit(options.max_model_len, model_config)
         recipe = make_recipe(config, device, model_config, dtype, limit)
         with profile.time("load.weights"):
             model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
@@ -76,8 +76,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
         checkpoint.close()
     weight_bytes = sum(p.nbytes for p in model.parameters())
     profile.add_bytes("load.weights", weight_bytes)
-    folder = cache_root(options.cache_dir) / "pieces"
-    programs = make_programs(model, recipe, config, device, profile, folder, limit)
+    programs = make_programs(model, recipe, config, device, profile, piece_folder(config), limit)
     cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes)
     fits = min(limit, (cache.num_pages - 1) * cache.page_size)
     if fits < limit and options.max_model_len is None:
@@ -104,7 +103,14 @@ def choose_dtype(name: str, device: Device) -> torch.dtype:
     return dtype
 
 
-def _context_limit(asked: int | None, model: ModelConfig) -> int:
+def piece_folder(config: EngineConfig) -> Path:
+    """Return where compiled pieces are kept."""
+    chosen = config.compilation_config.compile_cache_dir
+    return Path(chosen).expanduser() if chosen else cache_root(config.load.cache_dir) / "pieces"
+
+
+def context_limit(asked: int | None, model: ModelConfig) -> int:
+    """Return the longest context: what was asked for, or what the model can; more is a ConfigError."""
     if asked is not None and asked > model.max_position:
         raise ConfigError("max_model_len", asked, f"at most the model's {model.max_position} positions")
     return asked or model.max_position

@@ -77,15 +77,13 @@ def make_programs(
 
     Args:
         recipe: what `config` came down to.
-        cache_dir: where compiled pieces are kept, unless `compile_cache_dir` says another place.
+        cache_dir: where compiled pieces are kept.
         max_len: the longest context, in tokens.
 
     Raises:
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
     settings, choices = config.compilation_config, recipe.capture
-    if settings.compile_cache_dir is not None:
-        cache_dir = Path(settings.compile_cache_dir).expanduser()
     counters, head_counters = Counters(), Counters()
     made = Options(device, settings, recipe.passes, recipe.compiler, counters, profile, cache_dir)
     body = build_program(model, made)

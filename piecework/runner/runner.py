@@ -8,12 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from piecework import debug
 from piecework.devices.base import Phase
 from piecework.kvcache import PagedKVCache
-from piecework.profile import Profile
+from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult, build_inputs
 from piecework.runner.programs import Programs
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
+from piecework.runner.steps import LAYER, StepTeller
 from piecework.sampling import TokenLogprob
 
 # The head runs on this many prompt rows at a time, since each row gives a vocabulary of floats.
@@ -32,10 +34,12 @@ class Runner:
         if programs.plan is not None:
             with profile.time("capture"):
                 self.graphs.capture(programs.plan)
+        self._teller = StepTeller(programs) if debug.level() >= LAYER else None
 
     @torch.inference_mode()
     def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
         """Run one step; the result has an entry per item, in the same order."""
+        start = now()
         phase: Phase = "decode" if all(item.span.length == 1 for item in items) else "prefill"
         with self.profile.time(f"{phase}.prepare"):
             inputs = build_inputs(items, self.cache.page_size, self.device)
@@ -49,6 +53,8 @@ class Runner:
                 [inputs.rows[i].stop - 1 for i in drawing],
             )
             self.device.synchronize()
+        if self._teller is not None:
+            self._teller.tell(phase, len(items), inputs.input_ids.shape[0], now() - start)
         with self.profile.time(f"{phase}.sample"):
             results = [ItemResult() for _ in items]
             if logits is not None:

@@ -1,0 +1,57 @@
+"""`piecework explain`: what becomes of a model, as text, JSON, or one HTML page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from piecework.cli.compilation_flags import compilation_changes
+from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.logs import show_logs
+from piecework.cli.parser import Parser, UserError
+from piecework.config import EngineConfig
+
+DESCRIPTION = """\
+Show what becomes of a model on a device: its trace, what each pass did to it, the pieces and holes it
+is cut into, who compiled each distinct piece, and what will be captured.
+
+Only the model's configuration is read, no weights. Rewrites are verified on random inputs unless
+--no-verify-passes is given."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command."""
+    args = make_parser().parse(arguments)
+    given = {"model": args.given_model} if args.given_model is not None else {}
+    if given and hasattr(args, "model"):
+        raise UserError(f"the model is given twice: {args.given_model} and --model {args.model}")
+    config = config_from_args(EngineConfig, args, **given)
+    if "verify_passes" not in compilation_changes(args):
+        verified = config.compilation_config.with_changes(verify_passes=True)
+        config = replace(config, compilation_config=verified)
+    show_logs(config.log_level)
+    page = Path(args.html) if args.html is not None else None
+    if page is not None and not page.absolute().parent.is_dir():
+        raise UserError(f"--html {args.html}: there is no folder {page.absolute().parent}")
+
+    from piecework.explain.explain import explain
+    from piecework.explain.page import report_page
+    from piecework.explain.text import report_text
+
+    report = explain(config)
+    if page is not None:
+        page.write_text(report_page(report), encoding="utf-8")
+    print(json.dumps(report.to_dict()) if args.json else report_text(report))
+    return 0
+
+
+def make_parser() -> Parser:
+    """Return the parser of the command."""
+    parser = Parser("explain", DESCRIPTION)
+    parser.add_argument("given_model", nargs="?", metavar="MODEL", help="what to explain, as --model")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--html", metavar="FILE", help="also write a page that draws the program")
+    add_config_flags(parser, EngineConfig)
+    return parser

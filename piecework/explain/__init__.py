@@ -1,0 +1,1 @@
+"""Looking at programs: what was traced, rewritten, cut, compiled and will be captured."""

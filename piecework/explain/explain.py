@@ -1,0 +1,86 @@
+"""Makes a model's programs as the engine would, without reading a weight, and reports on them."""
+
+from __future__ import annotations
+
+from piecework.capture.plan import CapturePlan
+from piecework.config import EngineConfig
+from piecework.devices import make_device
+from piecework.explain.available import compilers, devices, passes
+from piecework.explain.breakeven import break_even
+from piecework.explain.programs import describe_program
+from piecework.explain.report import CaptureReport, Report
+from piecework.models.build import build_model
+from piecework.models.config import ModelConfig
+from piecework.profile import Profile
+from piecework.runner.load import choose_dtype, context_limit, piece_folder
+from piecework.runner.programs import Programs, make_programs
+from piecework.runner.recipe import Recipe, make_recipe
+from piecework.weights.load import open_checkpoint
+from piecework.weights.source import resolve
+
+
+def explain(config: EngineConfig) -> Report:
+    """Build the programs that `config` asks for and say everything about them.
+
+    Parameters are allocated where the device needs them, but not read: only the model's configuration is.
+
+    Raises:
+        ModelError, ConfigError: as when the model is loaded.
+        TraceError, SplitError, CompileError, PassError: in strict mode.
+    """
+    device = make_device(config.device.device)
+    device.set_threads(config.device.threads)
+    options = config.load
+    source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
+    checkpoint = open_checkpoint(source, "dummy", options.seed, cache_dir=options.cache_dir)
+    model_config = ModelConfig.from_dict(checkpoint.config)
+    dtype = choose_dtype(options.dtype, device)
+    limit = context_limit(options.max_model_len, model_config)
+    recipe = make_recipe(config, device, model_config, dtype, limit)
+    model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
+    device.prepare_weights(model)
+    programs = make_programs(model, recipe, config, device, Profile(), piece_folder(config), limit)
+    return report_on(programs, recipe, limit)
+
+
+def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
+    """Report on programs that are there."""
+    config, device = programs.config, programs.device
+    model = programs.model
+    return Report(
+        model=config.load.model,
+        architecture=model.config.architecture,
+        layers=model.config.num_layers,
+        device=config.device.device,
+        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        max_model_len=max_len,
+        compiler=recipe.compiler.name,
+        programs=(describe_program("body", programs.body), describe_program("head", programs.head)),
+        capture=describe_captures(programs),
+        break_even=break_even(programs),
+        devices=devices(),
+        compilers=compilers(device),
+        passes=passes(recipe.passes, config.compilation_config.disable_passes),
+    )
+
+
+def describe_captures(programs: Programs) -> CaptureReport:
+    """Describe the capture plan, and what it was chosen from."""
+    plan = programs.plan or CapturePlan({}, 0, None)
+    dropped: dict[tuple[str, str], list[int]] = {}
+    for gone in plan.dropped:
+        dropped.setdefault((gone.name, gone.reason), []).append(gone.size)
+    device, cost = programs.device, programs.cost
+    return CaptureReport(
+        decode=programs.options.decode,
+        prefill=programs.options.prefill,
+        decode_modes=device.graph_modes("decode"),
+        prefill_modes=device.graph_modes("prefill"),
+        graph_budget=device.graph_budget,
+        sizes={name: tuple(sizes) for name, sizes in plan.sizes.items()},
+        graphs=plan.graphs,
+        bytes=plan.bytes,
+        pool_bytes=cost.pool if cost is not None else None,
+        graph_bytes=cost.graph if cost is not None else None,
+        dropped=tuple((name, tuple(sorted(sizes)), reason) for (name, reason), sizes in dropped.items()),
+    )
