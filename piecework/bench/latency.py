@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 from typing import Any
@@ -15,6 +15,8 @@ from piecework.bench.options import LatencyOptions
 from piecework.bench.stats import describe_ms, percentile
 from piecework.engine.result import Result
 from piecework.engine.service import Service
+
+RUN_COUNTERS = ("replays", "eager_runs", "padded_tokens", "recompiles")
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def run_latency(
     cost = model_cost(service.model_config, service.weight_bytes)
     floor = ReadFloor(cost.step_bytes(options.batch_size))
     service.profile.reset()
+    before = service.graph_counters()
     iterations = []
     for _ in range(options.num_iters):
         jobs = batch()
@@ -73,8 +76,24 @@ def run_latency(
     if report["step_ms"] is not None:
         report["decode_gflop_s"] = rows * cost.token_flops(head=True) / report["step_ms"] / 1e6
     if service.profile.enabled:
-        report["profile"] = service.profile.snapshot()
+        snapshot = service.profile.snapshot()
+        snapshot["counters"].update(graph_counts(before, service.graph_counters()))
+        report["profile"] = snapshot
     return report
+
+
+def graph_counts(
+    before: Mapping[str, Mapping[str, int]], after: Mapping[str, Mapping[str, int]]
+) -> dict[str, int]:
+    """Return the counters of all programs as `body.replays`: what happened between two readings.
+
+    What programs are made of, and how, happened before; so that is told as it stands.
+    """
+    return {
+        f"{program}.{name}": count - before[program].get(name, 0) if name in RUN_COUNTERS else count
+        for program, counts in after.items()
+        for name, count in counts.items()
+    }
 
 
 def measure(results: Sequence[Result], output_len: int, floor: float) -> Iteration:

@@ -96,13 +96,14 @@ def throughput_block(report: Mapping[str, Any]) -> str:
 
 def profile_table(snapshot: Snapshot) -> str:
     """Return the timers, byte counters and event counters of a profile as a table."""
-    lines = [f"{'timer':<32} {'count':>8} {'total ms':>12} {'mean ms':>10} {'max ms':>10}"]
+    width = max(32, *map(len, [*snapshot["timers"], *snapshot["bytes"], *snapshot["counters"]]))
+    lines = [f"{'timer':<{width}} {'count':>8} {'total ms':>12} {'mean ms':>10} {'max ms':>10}"]
     for name, timer in snapshot["timers"].items():
         figures = f"{timer['total_ms']:>12.1f} {timer['mean_ms']:>10.3f} {timer['max_ms']:>10.3f}"
-        lines.append(f"{name:<32} {timer['count']:>8} {figures}")
+        lines.append(f"{name:<{width}} {timer['count']:>8} {figures}")
     for name, sizes in snapshot["bytes"].items():
-        lines.append(f"{name:<32} {sizes['count']:>8} {format_size(sizes['total']):>12}")
-    lines += [f"{name:<32} {count:>8}" for name, count in snapshot["counters"].items()]
+        lines.append(f"{name:<{width}} {sizes['count']:>8} {format_size(sizes['total']):>12}")
+    lines += [f"{name:<{width}} {count:>8}" for name, count in snapshot["counters"].items()]
     return "\n".join(lines)
 
 

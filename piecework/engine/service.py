@@ -148,6 +148,11 @@ class Service:
         """Return gauges and counters as of the last step."""
         return self._stats
 
+    def graph_counters(self) -> dict[str, dict[str, int]]:
+        """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""
+        programs = self.runner.programs
+        return {"body": programs.counters.snapshot(), "head": programs.head_counters.snapshot()}
+
     def health(self) -> dict[str, Any]:
         """Return status (`ok` or `dead`), device, and the events that led to it."""
         events = [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
