@@ -8,6 +8,8 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 PROMPT ?= What is the capital of France?
+# Test files run side by side, each as a whole, since its tests share models and servers.
+SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
 CHECKED := piecework tests tools
 
 .DEFAULT_GOAL := help
@@ -21,7 +23,7 @@ run: $(VENV)/.installed
 	@$(BIN)/piecework generate --chat --temperature 0 --prompt "$(PROMPT)"
 
 test: lint
-	$(BIN)/pytest
+	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "slow and not gpu and not npu"
