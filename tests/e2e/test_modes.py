@@ -1,0 +1,139 @@
+"""Every graph mode that a device has gives the tokens and prompt log probabilities of the eager engine."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+from tiny import save_tiny
+
+from piecework import LLM
+from piecework.errors import ModelError
+from piecework.weights.source import resolve
+
+CAPTURED = [1, 2, 4]
+NEAR_TIE = 2e-3
+
+
+@dataclass(frozen=True)
+class Mode:
+    """A device and what its programs are made like."""
+
+    device: str
+    decode: str = "eager"
+    prefill: str = "eager"
+    compiler: str = "eager"
+
+    @property
+    def captures(self) -> bool:
+        """Whether any step is a replay."""
+        return (self.decode, self.prefill) != ("eager", "eager")
+
+    def settings(self) -> dict[str, object]:
+        """Keyword arguments of LLM."""
+        config: dict[str, object] = {
+            "compiler": self.compiler,
+            "decode_graph": self.decode,
+            "prefill_graph": self.prefill,
+        }
+        if self.captures:
+            config |= {"decode_capture_sizes": CAPTURED, "prefill_capture_sizes": [4, 16, 48]}
+        return {"device": self.device, "compilation_config": config}
+
+
+MODES = [
+    Mode("sim", "piecewise", "piecewise"),
+    Mode("sim", "full", "eager"),
+    Mode("sim:host", "full", "piecewise"),
+    Mode("sim"),
+]
+INDUCTOR = [Mode("cpu", compiler="inductor"), Mode("sim", "full", "piecewise", "inductor")]
+
+
+def run(model: str, mode: Mode, prompts: list[list[int]], batches: tuple[int, ...], max_tokens: int):
+    """Greedy results of each batch of prompts, with the best two log probabilities of each token."""
+    with LLM(
+        model,
+        dtype="float32",
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=192,
+        kv_cache_memory=2**26,
+        **mode.settings(),
+    ) as llm:
+        results = [
+            llm.generate(
+                prompts[:batch],
+                temperature=0.0,
+                max_tokens=max_tokens,
+                ignore_eos=True,
+                logprobs=2,
+                prompt_logprobs=1,
+            )
+            for batch in batches
+        ]
+        counters = llm.service.runner.programs.counters
+        layers = llm.service.model_config.num_layers
+    assert (counters.pieces, counters.holes, counters.traces) == (layers + 1, layers, 1)
+    assert counters.recompiles == counters.compile_failures == 0
+    assert (counters.replays > 0) == mode.captures and counters.eager_runs > 0
+    if mode.decode == "full":
+        assert counters.captures >= len(CAPTURED)
+    return [result for batch in results for result in batch]
+
+
+def check_equal(expected, found) -> None:
+    """Same tokens, but for flips at near ties; prompt log probabilities within float32's reach."""
+    flips = 0
+    for want, got in zip(expected, found, strict=True):
+        assert got.finish_reason == "length", got.error
+        for a, b in zip(want.prompt_logprobs[1:], got.prompt_logprobs[1:], strict=True):
+            assert a.token_id == b.token_id and abs(a.logprob - b.logprob) < 1e-3
+        for entry, token in zip(want.logprobs, got.token_ids, strict=True):
+            if entry.token_id != token:
+                assert entry.top[0][1] - entry.top[1][1] < NEAR_TIE
+                flips += 1
+                break
+    assert flips <= len(found) // 4
+
+
+@pytest.fixture(scope="module")
+def moe(tmp_path_factory):
+    return str(save_tiny(tmp_path_factory.mktemp("moe"), "qwen3_moe"))
+
+
+def prompts_below(vocabulary: int) -> list[list[int]]:
+    rng = random.Random(3)
+    return [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 16, 1, 40, 33, 90)]
+
+
+BATCHES = (1, 3, 4, 6)  # captured, between two captured sizes, captured, above the largest
+
+
+@pytest.fixture(scope="module")
+def expected(moe):
+    return run(moe, Mode("cpu"), prompts_below(320), BATCHES, 12)
+
+
+@pytest.mark.parametrize(
+    "mode", [*MODES, *(pytest.param(m, marks=pytest.mark.slow) for m in INDUCTOR)], ids=str
+)
+def test_a_mixture_of_experts(moe, expected, mode):
+    check_equal(expected, run(moe, mode, prompts_below(320), BATCHES, 12))
+
+
+@pytest.fixture(scope="module")
+def default_expected():
+    try:
+        resolve("smollm2-135m")
+    except ModelError as error:
+        pytest.skip(f"the default model can't be had here: {error}")
+    return run("smollm2-135m", Mode("cpu"), prompts_below(49152), BATCHES, 64)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", [*MODES, *INDUCTOR], ids=str)
+def test_the_default_model(default_expected, mode):
+    check_equal(default_expected, run("smollm2-135m", mode, prompts_below(49152), BATCHES, 64))
