@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +27,41 @@ def inputs_of(node: Node) -> list[Node]:
     return found
 
 
+@dataclass(frozen=True)
+class _Traits:
+    """What an op's schema says: which arguments it writes, and which it may return views of."""
+
+    writes: frozenset[str]
+    views: frozenset[str]
+    effect: bool
+    positional: tuple[str, ...]
+
+
+@functools.cache
+def _traits(target: OpOverload) -> _Traits:
+    schema = target._schema
+    returned = {name for r in schema.returns if r.alias_info is not None for name in r.alias_info.before_set}
+    aliased = [(a.name, a.alias_info) for a in schema.arguments if a.alias_info is not None]
+    writes = frozenset(name for name, info in aliased if info.is_write)
+    if target is torch.ops.aten.detach_.default:
+        writes = frozenset()  # it writes nothing but autograd's notes
+    return _Traits(
+        writes=writes,
+        views=frozenset(name for name, info in aliased if returned & set(info.before_set)),
+        effect=bool(writes) or not schema.returns or torch.Tag.nondeterministic_seeded in target.tags,
+        positional=tuple(a.name for a in schema.arguments if not a.kwarg_only),
+    )
+
+
+def _named(node: Node, names: frozenset[str], positional: tuple[str, ...]) -> list[Node]:
+    """The nodes in those arguments of a call that have one of the names."""
+    if not names:
+        return []
+    values = [value for name, value in zip(positional, node.args, strict=False) if name in names]
+    values += [value for name, value in node.kwargs.items() if name in names]
+    return [leaf for value in values for leaf in _flat(value) if isinstance(leaf, Node)]
+
+
 def written_inputs(node: Node) -> list[Node]:
     """The arguments that a node writes into; for a call that torch can't describe, all of them."""
     if node.op != "call_function" or is_getitem(node):
@@ -32,11 +69,8 @@ def written_inputs(node: Node) -> list[Node]:
     if not isinstance(node.target, OpOverload):
         plain = getattr(node.target, "__module__", "") in ("_operator", "math")
         return [] if plain or node.target in _SYMBOLIC else inputs_of(node)
-    written: list[Node] = []
-    for argument, value in _by_argument(node):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            written.extend(n for n in _flat(value) if isinstance(n, Node))
-    return written
+    traits = _traits(node.target)
+    return _named(node, traits.writes, traits.positional)
 
 
 _SYMBOLIC = frozenset({torch.sym_max, torch.sym_min, torch.sym_not, torch.sym_float, torch.sym_int})
@@ -48,9 +82,7 @@ def has_effect(node: Node) -> bool:
         return False
     if not isinstance(node.target, OpOverload):
         return bool(written_inputs(node))
-    if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return True
-    return bool(written_inputs(node)) or not node.target._schema.returns
+    return _traits(node.target).effect
 
 
 def is_uninitialised(node: Node) -> bool:
@@ -70,19 +102,8 @@ def viewed_inputs(node: Node) -> list[Node]:
         return [source] if isinstance(source, Node) else []
     if not isinstance(node.target, OpOverload):
         return written_inputs(node)
-    returned = {
-        name
-        for result in node.target._schema.returns
-        if result.alias_info is not None
-        for name in result.alias_info.before_set
-    }
-    if not returned:
-        return []
-    found: list[Node] = []
-    for argument, value in _by_argument(node):
-        if argument.alias_info is not None and returned & set(argument.alias_info.before_set):
-            found.extend(n for n in _flat(value) if isinstance(n, Node))
-    return found
+    traits = _traits(node.target)
+    return _named(node, traits.views, traits.positional)
 
 
 def is_view(node: Node) -> bool:
@@ -125,13 +146,6 @@ class Aliases:
         if self._roots[node] & self.written:
             return True
         return any(self._roots[n] & self.written for n in inputs_of(node))
-
-
-def _by_argument(node: Node) -> list[tuple[Any, Any]]:
-    schema = node.target._schema.arguments  # type: ignore[union-attr]
-    pairs = list(zip([a for a in schema if not a.kwarg_only], node.args, strict=False))
-    named = {a.name: a for a in schema}
-    return pairs + [(named[k], v) for k, v in node.kwargs.items() if k in named]
 
 
 def _flat(value: Any) -> list[Any]:

@@ -26,26 +26,36 @@ _ROWS_HALF = (1.0, 1e-7, 3e-3, 1e-5, 30.0, 1e-2, 1e3, 0.0)
 
 
 def assign(graph: Graph, tokens: int) -> dict[sympy.Symbol, int]:
-    """Give every size symbol of the graph a value near `tokens`, each another, inside its range."""
-    values: dict[sympy.Symbol, int] = {}
+    """Give every size symbol of the graph a value near `tokens`, inside its range.
+
+    Symbols that had one value when the graph was traced get one value: the model may need them equal.
+    """
+    groups: dict[Any, dict[sympy.Symbol, Any]] = {}
     for node in graph.nodes:
         if node.op != "placeholder":
             continue
         val = node.meta["val"]
-        sizes = val.shape if isinstance(val, Tensor) else [val]
-        for size in sizes:
+        for size in val.shape if isinstance(val, Tensor) else [val]:
             if not isinstance(size, torch.SymInt):
                 continue
-            known = size.node.shape_env.var_to_range
+            env = size.node.shape_env
             for symbol in sorted(size.node.expr.free_symbols, key=str):
-                if symbol in values or not symbol_is_type(symbol, (SymT.SIZE, SymT.UNBACKED_INT)):
-                    continue
-                value = tokens + 2 * len(values)
-                if symbol in known:
-                    low, high = known[symbol].lower, known[symbol].upper
-                    value = int(max(low, min(value, high)))
-                values[symbol] = value
+                if symbol_is_type(symbol, (SymT.SIZE, SymT.UNBACKED_INT)):
+                    hint = _traced_values(env).get(symbol, symbol)
+                    groups.setdefault(hint, {})[symbol] = env.var_to_range.get(symbol)
+    values: dict[sympy.Symbol, int] = {}
+    for index, group in enumerate(groups.values()):
+        value = tokens + 2 * index
+        for known in group.values():
+            if known is not None:
+                value = int(max(known.lower, min(value, known.upper)))
+        values.update(dict.fromkeys(group, value))
     return values
+
+
+def _traced_values(env: Any) -> Any:
+    # torch 2.11 has it under the older name.
+    return env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
 
 
 class Samples:
