@@ -36,7 +36,7 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self._http = Counter(
             "piecework_http_requests",
-            "HTTP requests by route, method and status (0: the client left first)",
+            "HTTP requests by route, method and status (499 or 0: the client left first)",
             ("route", "method", "status"),
             registry=self.registry,
         )

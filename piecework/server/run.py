@@ -106,7 +106,7 @@ class Server(uvicorn.Server):
             logger.warning("%s again: ending at once", name)
             os._exit(128 + number)
         logger.warning(
-            "%s: %d requests in flight get %g s", name, self._lifecycle.in_flight, self._drain_timeout
+            "%s: requests in flight: %d; they get %g s", name, self._lifecycle.in_flight, self._drain_timeout
         )
         self._drain = asyncio.ensure_future(self._finish())
 
