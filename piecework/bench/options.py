@@ -88,3 +88,26 @@ class ThroughputOptions:
         check(self)
         if (self.dataset == "sharegpt") != (self.dataset_path is not None):
             raise ConfigError("dataset_path", self.dataset_path, "a file, with --dataset sharegpt only")
+
+
+@dataclass(frozen=True)
+class StartupOptions:
+    """`bench startup`: from a new process to the first token, stage by stage."""
+
+    layers: str | None = setting(
+        None,
+        "random weights, with these numbers of layers, such as 8,64; a tiny Llama unless --model is given",
+    )
+    repeat: int = setting(1, "cold and warm starts of each model; the median is shown")
+    prompt_len: int = setting(8, "tokens of the prompt")
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.layer_counts()
+
+    def layer_counts(self) -> list[int]:
+        """The numbers of layers, smallest first; empty for the model as it is."""
+        parts = [part.strip() for part in (self.layers or "").split(",") if part.strip()]
+        if not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise ConfigError("layers", self.layers, "positive integers such as 8,64")
+        return sorted({int(part) for part in parts})

@@ -1,4 +1,4 @@
-"""`piecework bench`: latency and throughput of the engine, and load on a server."""
+"""`piecework bench`: latency, throughput and start-up of the engine, and load on a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from piecework.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
+from piecework.bench.options import LatencyOptions, ServingOptions, StartupOptions, ThroughputOptions
 from piecework.cli.compilation_flags import compilation_changes
 from piecework.cli.flags import add_config_flags, config_from_args, flag_name, given_settings
 from piecework.cli.logs import show_logs
@@ -21,6 +21,13 @@ KINDS = {
     "serving": "load on an OpenAI-compatible server, another one (--base-url) or one started for the run",
     "latency": "one batch of a fixed shape, again and again, without a server",
     "throughput": "many prompts at once, without a server",
+    "startup": "cold and warm starts, from a new process to the first token, stage by stage",
+}
+OPTIONS = {
+    "serving": ServingOptions,
+    "latency": LatencyOptions,
+    "throughput": ThroughputOptions,
+    "startup": StartupOptions,
 }
 # What still means something to a server that runs elsewhere: its model's name, how to count tokens, the seed.
 _REMOTE = ("model", "tokenizer", "seed", "revision", "cache_dir", "log_level")
@@ -35,15 +42,15 @@ def run(arguments: Sequence[str]) -> int:
         return 0
     if kind not in KINDS:
         raise UserError(f"bench needs one of {', '.join(KINDS)}; got {kind!r}")
-    return {"serving": _serving, "latency": _latency, "throughput": _throughput}[kind](arguments[1:])
+    commands = {"serving": _serving, "latency": _latency, "throughput": _throughput, "startup": _startup}
+    return commands[kind](arguments[1:])
 
 
 def make_parser(kind: str) -> Parser:
     """Return the parser of one benchmark."""
     parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    options = {"serving": ServingOptions, "latency": LatencyOptions, "throughput": ThroughputOptions}
-    add_config_flags(parser, options[kind], EngineConfig)
+    add_config_flags(parser, OPTIONS[kind], EngineConfig)
     return parser
 
 
@@ -68,6 +75,20 @@ def _throughput(arguments: Sequence[str]) -> int:
     with progress("prompts", options.num_prompts) as done:
         report = _offline(args, lambda service, seed: run_throughput(service, options, seed, done))
     print(json.dumps(report) if args.json else throughput_block(report))
+    return 0
+
+
+def _startup(arguments: Sequence[str]) -> int:
+    from piecework.bench.startup import run_startup
+    from piecework.bench.startup_report import startup_table
+
+    args = make_parser("startup").parse(arguments)
+    options = config_from_args(StartupOptions, args)
+    show_logs(config_from_args(EngineConfig, args).log_level)
+    starts = 2 * options.repeat * max(1, len(options.layer_counts()))
+    with progress("starts", starts) as done:
+        report = run_startup(given_settings(EngineConfig, args), options, done)
+    print(json.dumps(report) if args.json else startup_table(report))
     return 0
 
 

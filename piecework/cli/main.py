@@ -19,7 +19,7 @@ from piecework.version import __version__
 COMMANDS = {
     "generate": ("piecework.cli.generate", "generate text for one or more prompts"),
     "serve": ("piecework.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
-    "bench": ("piecework.cli.bench", "measure latency, throughput, or a running server"),
+    "bench": ("piecework.cli.bench", "measure latency, throughput, start-up, or a running server"),
     "explain": ("piecework.cli.explain", "show what becomes of a model: passes, pieces, captures"),
     "pull": ("piecework.cli.pull", "fetch a model into the cache and print where it is"),
     "check-env": ("piecework.cli.check_env", "say in plain sentences whether this machine is ready"),

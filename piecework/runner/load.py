@@ -53,7 +53,8 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     device = make_device(config.device.device)
     device.set_threads(config.device.threads)
     options = config.load
-    source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
+    with profile.time("load.source"):
+        source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
     with profile.time("load.tokenizer"):
         tokenizer_source = source
         if options.tokenizer is not None:
@@ -61,12 +62,14 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
         tokenizer = load_tokenizer(
             tokenizer_source, cache_dir=options.cache_dir, chat_template=_chat_template(options.chat_template)
         )
-    checkpoint = open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+    with profile.time("load.config"):
+        checkpoint = open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
     try:
-        model_config = ModelConfig.from_dict(checkpoint.config)
-        dtype = choose_dtype(options.dtype, device)
-        limit = context_limit(options.max_model_len, model_config)
-        recipe = make_recipe(config, device, model_config, dtype, limit)
+        with profile.time("load.config"):
+            model_config = ModelConfig.from_dict(checkpoint.config)
+            dtype = choose_dtype(options.dtype, device)
+            limit = context_limit(options.max_model_len, model_config)
+            recipe = make_recipe(config, device, model_config, dtype, limit)
         with profile.time("load.weights"):
             model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
             load_weights(model, checkpoint)
@@ -77,7 +80,8 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     weight_bytes = sum(p.nbytes for p in model.parameters())
     profile.add_bytes("load.weights", weight_bytes)
     programs = make_programs(model, recipe, config, device, profile, piece_folder(config), limit)
-    cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes)
+    with profile.time("load.cache"):
+        cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes)
     fits = min(limit, (cache.num_pages - 1) * cache.page_size)
     if fits < limit and options.max_model_len is None:
         log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)

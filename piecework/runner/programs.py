@@ -97,7 +97,8 @@ def make_programs(
     )
     programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config)
     if device.captures:
-        _plan(programs)
+        with profile.time("capture.plan"):
+            _plan(programs)
     return programs
 
 

@@ -27,7 +27,7 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"piecework {__version__}\n"
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "bench latency", "bench serving", "bench throughput"])
+@pytest.mark.parametrize("name", [*COMMANDS, "bench latency", "bench serving", "bench startup", "bench throughput"])
 def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         raise SystemExit(run(*name.split(), "--help").code)
@@ -52,7 +52,11 @@ def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFix
         (["generate", "--model", "/no/such/folder", "hi"], "model='/no/such/folder' is not found"),
         (["pull", "/no/such/folder"], "model='/no/such/folder' is not found"),
         (["serve", "--port", "70000"], "port=70000 is not allowed"),
-        (["bench"], "bench needs one of serving, latency, throughput"),
+        (["bench"], "bench needs one of serving, latency, throughput, startup"),
+        (["bench", "startup", "--layers", "8,x"], "layers='8,x' is not allowed: positive integers such as"),
+        (["explain", "a", "--model", "b"], "the model is given twice: a and --model b"),
+        (["explain", "/no/such/folder"], "model='/no/such/folder' is not found"),
+        (["explain", "a", "--html", "/no/such/folder/page.html"], "there is no folder /no/such/folder"),
         (["bench", "speed"], "got 'speed'"),
         (["bench", "serving", "--request-rate", "0"], "request_rate=0.0 is not allowed"),
         (["bench", "serving", "--base-url", "http://x", "--page-size", "8"], "--page-size cannot be set"),

@@ -1,0 +1,55 @@
+"""The figures of `bench startup` as text for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from piecework.tables import table
+from piecework.units import format_size
+
+
+def startup_table(report: Mapping[str, Any]) -> str:
+    """A row a stage and a column a start, in seconds, then what the columns have to do with each other."""
+    starts = report["starts"]
+    first = starts[0]
+    lines = [f"{first['dtype']} on {first['device']}, compiler {first['compiler']}; seconds of each stage"]
+    head = ["stage", *(f"{s['model']}, {s['start']}" for s in starts)]
+    rows: list[Sequence[object]] = [
+        (stage, *(f"{s['stages'][stage]:.3f}" for s in starts)) for stage in first["stages"]
+    ]
+    rows.append(("from process start to first token", *(f"{s['total']:.3f}" for s in starts)))
+    lines += [table(head, rows), ""]
+    lines += [_compiled(s) for s in starts]
+    lines += [_comparison(report), *(filter(None, map(_memory, starts)))]
+    return "\n".join(lines)
+
+
+def _compiled(start: Mapping[str, Any]) -> str:
+    compiles, hits, failures = (
+        sum(counts[name] for counts in start["counters"].values())
+        for name in ("compiles", "cache_hits", "compile_failures")
+    )
+    said = f"{start['model']}, {start['start']}: {compiles} pieces compiled, {hits} times from the cache"
+    return said + (f", {failures} failed" if failures else "")
+
+
+def _comparison(report: Mapping[str, Any]) -> str:
+    said = f"trace and passes: {report['ms_per_layer']:.1f} ms a layer"
+    if "compile_ratio" in report:
+        few, many = report["layers"]
+        said += (
+            f"; {many} layers to {few}: compile {report['compile_ratio']:.2f}x, "
+            f"trace to compile {report['pipeline_ratio']:.2f}x"
+        )
+    return said
+
+
+def _memory(start: Mapping[str, Any]) -> str | None:
+    memory = start["memory"]
+    if memory["peak"] is None or memory["after_import"] is None:
+        return None
+    used, imports = memory["peak"] - memory["after_import"], format_size(memory["after_import"])
+    needed = format_size(memory["weights"] + memory["kv_cache"])
+    peak = f"{format_size(used)} at the peak, beside {imports} of imports"
+    return f"{start['model']}, {start['start']}: {peak}; weights and KV cache take {needed}"

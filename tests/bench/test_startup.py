@@ -1,0 +1,134 @@
+"""`bench startup`: starts in processes of their own, and what is made of their figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import save_tiny
+
+from piecework.bench.options import StartupOptions
+from piecework.bench.startup import comparison, empty_cache, middle, models, run_startup, start
+from piecework.bench.startup_report import startup_table
+from piecework.errors import ConfigError, ModelError
+
+STAGES = (
+    "interpreter",
+    "import",
+    "config",
+    "tokenizer",
+    "weights",
+    "trace",
+    "passes",
+    "split",
+    "compile",
+    "capture",
+    "cache",
+    "rest",
+    "first token",
+)
+
+
+def measured(layers: int, kind: str, compile_seconds: float, hits: int) -> dict[str, Any]:
+    stages = dict.fromkeys(STAGES, 0.25) | {"trace": 0.1 * layers, "passes": 0.1, "compile": compile_seconds}
+    body = {"compiles": 3, "cache_hits": hits, "compile_failures": 0}
+    return {
+        "model": f"tiny, {layers} layers",
+        "start": kind,
+        "stages": stages,
+        "total": sum(stages.values()),
+        "counters": {"body": body, "head": {**body, "compiles": 1}},
+        "layers": layers,
+        "device": "cpu",
+        "dtype": "float32",
+        "compiler": "inductor",
+        "memory": {"after_import": 2**20, "peak": 3 * 2**20, "weights": 2**19, "kv_cache": 2**19},
+    }
+
+
+@pytest.mark.parametrize("layers", ["8,x", "0", "8,-2", "1.5"])
+def test_layers_are_counts(layers: str) -> None:
+    with pytest.raises(ConfigError, match=r"layers=.* is not allowed: positive integers such as 8,64"):
+        StartupOptions(layers=layers)
+    assert StartupOptions(layers="64, 8").layer_counts() == [8, 64]
+
+
+def test_models_of_many_layers_have_the_shape_of_the_one_that_is_named(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "qwen2", "qwen2")
+    made = list(models({"model": str(folder)}, StartupOptions(layers="2,5"), tmp_path))
+    assert [m.name for m in made] == [f"{folder}, 2 layers", f"{folder}, 5 layers"]
+    assert all(m.settings["load_format"] == "dummy" for m in made)
+    config = json.loads((Path(made[1].settings["model"]) / "config.json").read_text())
+    assert (config["architectures"], config["num_hidden_layers"]) == (["Qwen2ForCausalLM"], 5)
+    assert "layer_types" not in config
+    assert [m.settings for m in models({"model": "x"}, StartupOptions(), tmp_path)] == [{"model": "x"}]
+
+
+def test_a_cold_start_has_an_empty_cache_and_keeps_the_other_settings(tmp_path: Path) -> None:
+    stated = {"compilation_config": '{"compiler": "inductor", "cache_dir": "/kept"}', "dtype": "float32"}
+    with empty_cache(stated, tmp_path) as own:
+        place = Path(own["compilation_config"].pop("compile_cache_dir"))
+        assert place.is_dir() and not list(place.iterdir())
+        assert own == {"compilation_config": {"compiler": "inductor"}, "dtype": "float32"}
+    assert not place.exists()
+
+
+def test_the_middle_of_several_starts() -> None:
+    found = middle([measured(8, "cold", seconds, 0) for seconds in (1.0, 9.0, 3.0)])
+    assert found["stages"]["compile"] == 3.0 and found["stages"]["trace"] == 0.8
+
+
+def test_depth_is_compared_on_cold_starts() -> None:
+    starts = [measured(8, "cold", 10.0, 0), measured(8, "warm", 1.0, 4), measured(64, "cold", 11.0, 0)]
+    found = comparison(starts)
+    assert found["layers"] == [8, 64]
+    assert found["compile_ratio"] == pytest.approx(1.1)
+    assert found["ms_per_layer"] == pytest.approx((6.4 + 0.1) / 64 * 1e3)
+    assert found["pipeline_ratio"] == pytest.approx((6.4 + 0.1 + 0.25 + 11) / (0.8 + 0.1 + 0.25 + 10))
+    assert "compile_ratio" not in comparison(starts[:2])
+
+
+def test_the_table_says_what_was_measured() -> None:
+    starts = [measured(8, "cold", 10.0, 0), measured(8, "warm", 1.0, 4)]
+    text = startup_table({"starts": starts, **comparison(starts)})
+    lines = text.splitlines()
+    assert lines[0] == "float32 on cpu, compiler inductor; seconds of each stage"
+    assert [line.split("  ")[0] for line in lines[2 : 2 + len(STAGES)]] == list(STAGES)
+    assert any(line.startswith("compile ") and line.endswith("1.000") for line in lines)
+    assert "tiny, 8 layers, warm: 4 pieces compiled, 8 times from the cache" in text
+    assert "2.0 MiB at the peak, beside 1.0 MiB of imports; weights and KV cache take 1.0 MiB" in text
+
+
+def test_one_start(tmp_path: Path) -> None:
+    (model,) = models({"dtype": "float32", "threads": 1}, StartupOptions(layers="2"), tmp_path)
+    with empty_cache(model.settings, tmp_path) as own:
+        found = start(own, prompt_len=3)
+        assert tuple(found["stages"]) == STAGES
+        assert sum(found["stages"].values()) == pytest.approx(found["total"], rel=1e-6)
+        assert all(seconds >= 0 for seconds in found["stages"].values()), found["stages"]
+        assert all(found["stages"][name] > 0 for name in ("interpreter", "import", "trace", "first token"))
+        assert (found["layers"], found["compiler"], found["device"]) == (2, "eager", "cpu")
+        assert found["counters"]["body"]["pieces"] == 3
+        assert found["memory"]["peak"] > found["memory"]["after_import"] > 2**20
+
+
+def test_a_start_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ModelError, match=r"did not start \(exit code 2\)"):
+        start({"model": "/no/such/folder"}, prompt_len=1)
+    assert "piecework: error: model='/no/such/folder' is not found" in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_compile_time_does_not_grow_with_depth_and_the_second_start_uses_the_cache() -> None:
+    """Issue figures: inductor at 64 layers <= 1.2x of 8, trace and passes <= 60 ms a layer."""
+    settings = {"dtype": "float32", "compilation_config": {"compiler": "inductor"}}
+    report = run_startup(settings, StartupOptions(layers="8,64"))
+    assert report["compile_ratio"] <= 1.2
+    assert report["ms_per_layer"] <= 60
+    for cold, warm in zip(report["starts"][::2], report["starts"][1::2], strict=True):
+        assert (cold["start"], warm["start"]) == ("cold", "warm")
+        counts = {kind: s["counters"]["body"]["cache_hits"] for kind, s in (("cold", cold), ("warm", warm))}
+        assert counts == {"cold": 0, "warm": 3}
+        assert warm["stages"]["compile"] < cold["stages"]["compile"]
