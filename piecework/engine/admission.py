@@ -44,6 +44,9 @@ class Admission:
             raise RequestError("stop strings need a tokenizer, and this model has none", param="stop")
         max_tokens = self._max_tokens(len(ids), params)
         stop_ids = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos_ids)
+        if params.min_tokens and len(stop_ids) == self._vocab_size:
+            message = f"min_tokens={params.min_tokens} is not allowed: every token would end the request"
+            raise RequestError(message, param="min_tokens")
         return [
             Request(
                 request_id=request_id,

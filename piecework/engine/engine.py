@@ -120,7 +120,7 @@ class Engine:
     def _tell(self, request: Request, delta: Delta) -> None:
         try:
             request.listener(delta)
-        except Exception:
+        except BaseException:  # not even SystemExit may end the engine's thread: clients would hang
             log.exception("the listener of request %s failed", request.request_id)
             if not request.finished:
                 self._end(request, request.end("abort"))

@@ -33,7 +33,10 @@ def run_requests(
         while True:
             while following < len(prompts):
                 prompt, own = prompts[following], each[following]
-                request_id = _submit(service, following, prompt, own, arrived, bool(running))
+                request_id = _submit(service, following, prompt, own, arrived)
+                if request_id is None and not running:
+                    service.wait_for_room(own.n)  # others fill the queue, and nothing of ours will end
+                    continue
                 if request_id is None:
                     break
                 running[following] = request_id
@@ -72,14 +75,11 @@ def _submit(
     prompt: Sequence[int],
     params: SamplingParams,
     arrived: SimpleQueue[tuple[int, Delta]],
-    may_wait: bool,
 ) -> str | None:
-    """Submit one prompt; None where the queue is full and something runs that will make room."""
+    """Submit one prompt; None where the queue is full for now."""
     try:
         return service.submit(prompt, params, listener=lambda delta: arrived.put((number, delta)))
     except QueueFullError:
-        if may_wait:
-            return None
-        raise
+        return None
     except RequestError as error:
         raise RequestError(f"prompt {number + 1}: {error}", param=error.param, code=error.code) from error

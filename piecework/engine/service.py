@@ -74,7 +74,7 @@ class Service:
         self._seeds = random.Random(config.load.seed)
         self._lock = threading.Condition()
         self._arrivals: list[Request] = []
-        self._aborts: list[str] = []
+        self._aborts: set[str] = set()  # of open requests only
         self._open: set[str] = set()
         self._closing = False
         self._draining = False
@@ -104,17 +104,22 @@ class Service:
         requests = self._admission.requests(request_id, prompt_ids, params, seed, listener)
         with self._lock:
             self._refuse_if_stopping()
-            limit = self.config.scheduler.max_queue
-            if len(self._arrivals) + self._stats.waiting + len(requests) > limit:
-                raise QueueFullError(limit)
+            if len(requests) > self._room():
+                self._refuse_if_never(len(requests))
+                raise QueueFullError(self.config.scheduler.max_queue)
             if request_id in self._open:
                 raise RequestError(
                     f"request_id={request_id!r} is in use by a running request", param="request_id"
                 )
             self._open.add(request_id)
             self._arrivals.extend(requests)
-            self._lock.notify()
+            self._lock.notify_all()
         return request_id
+
+    def wait_for_room(self, samples: int) -> None:
+        """Return once the queue takes so many samples, or nothing any more; the next `submit` tells which."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._room() >= samples or self._stopping())
 
     async def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
@@ -141,8 +146,9 @@ class Service:
     def abort(self, request_id: str) -> None:
         """End a request as aborted and free its pages; an unknown or ended id is nothing to do."""
         with self._lock:
-            self._aborts.append(request_id)
-            self._lock.notify()
+            if request_id in self._open:
+                self._aborts.add(request_id)
+                self._lock.notify_all()
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as of the last step."""
@@ -176,6 +182,19 @@ class Service:
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
+    def _room(self) -> int:
+        return self.config.scheduler.max_queue - len(self._arrivals) - self._stats.waiting
+
+    def _refuse_if_never(self, samples: int) -> None:
+        """An empty queue would not take them either: coming back later does not help."""
+        limit = self.config.scheduler.max_queue
+        if samples > limit:
+            message = f"n={samples} is not allowed: at most {limit} samples may wait (max_queue)"
+            raise RequestError(message, param="n", code="too_many_samples")
+
+    def _stopping(self) -> bool:
+        return self._dead is not None or self._closing or self._draining
+
     def _refuse_if_stopping(self) -> None:
         if self._dead is not None:
             raise EngineDeadError(self._dead)
@@ -199,7 +218,7 @@ class Service:
                 if failures == _FAILURES_UNTIL_DEAD:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
-            self._stats = self._engine.stats()
+            self._publish_stats()
         self._finish_all("abort", None)
 
     def _has_something_to_do(self) -> bool:
@@ -225,15 +244,21 @@ class Service:
     def _finish_all(self, reason: str, error: str | None) -> None:
         self._take_commands()
         self._engine.end_all(reason, error)
-        self._stats = self._engine.stats()
+        self._publish_stats()
+
+    def _publish_stats(self) -> None:
+        with self._lock:
+            self._stats = self._engine.stats()
+            self._lock.notify_all()
 
     def _observe(self, request: Request, delta: Delta) -> None:
         with self._lock:
             if not self._engine.is_open(request.request_id):
                 self._open.discard(request.request_id)
+                self._aborts.discard(request.request_id)  # or it would end the next one of that name
                 self._lock.notify_all()
         for observer in self.observers:
             try:
                 observer.finished(request.params, delta)
-            except Exception:
+            except BaseException:  # not even SystemExit may end the engine's thread: clients would hang
                 log.exception("an observer failed")

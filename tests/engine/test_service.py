@@ -97,6 +97,7 @@ def test_logprobs_and_prompt_logprobs_do_not_depend_on_chunks(make_service):
         ([1] * 250, {"max_tokens": 7}, "max_tokens"),
         ([1], {"stop_token_ids": (999,)}, "stop_token_ids"),
         ([1], {"logit_bias": {999: 1.0}}, "logit_bias"),
+        ([1], {"stop_token_ids": tuple(range(320)), "min_tokens": 2}, "min_tokens"),
     ],
 )
 def test_what_cannot_be_served_is_refused_before_it_is_queued(make_service, prompt, changes, param):
@@ -120,6 +121,92 @@ def test_a_full_queue_refuses_and_keeps_what_it_has(make_service):
     assert refused >= 12 - 2 - 1 - 1
     assert service.drain(60)
     assert ends.count("length") == 12 - refused
+
+
+def test_callers_in_several_threads_wait_for_each_other_at_a_full_queue(make_service):
+    service = make_service(max_num_seqs=1, max_queue=2)
+    ends = []
+
+    def call():
+        for _, delta in run_requests(service, [[3] * 5] * 6, GREEDY.with_changes(max_tokens=3)):
+            if delta.finish_reason is not None:
+                ends.append(delta.finish_reason)
+
+    callers = [threading.Thread(target=call) for _ in range(4)]
+    for caller in callers:
+        caller.start()
+    for caller in callers:
+        caller.join(60)
+    assert ends == ["length"] * 24
+
+
+def test_more_samples_than_the_queue_ever_takes_are_refused_for_good(make_service):
+    service = make_service(max_queue=2)
+    with pytest.raises(RequestError, match="max_queue") as error:
+        run(service, [5], GREEDY.with_changes(max_tokens=2, n=3))
+    assert error.value.param == "n"
+
+
+def test_waiting_for_room_ends_with_the_service(make_service):
+    service = make_service(max_num_seqs=1, max_queue=2)
+    started, go_on = threading.Event(), threading.Event()
+
+    def hold(delta):
+        started.set()
+        go_on.wait(60)
+
+    service.submit([5], GREEDY.with_changes(max_tokens=2), listener=hold)
+    assert started.wait(60)
+    service.submit([5], GREEDY.with_changes(max_tokens=2), listener=lambda d: None)
+    errors = []
+
+    def call():
+        try:
+            run(service, [5], GREEDY.with_changes(max_tokens=2))
+        except EngineDeadError as error:
+            errors.append(error)
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    closer = threading.Thread(target=service.close)
+    closer.start()
+    caller.join(60)
+    go_on.set()
+    closer.join(60)
+    assert len(errors) == 1
+
+
+def test_an_abort_is_not_for_a_later_request_of_the_same_name(make_service):
+    service = make_service()
+    held, go_on, ends, ended = threading.Event(), threading.Event(), [], threading.Event()
+
+    def hold(delta):
+        held.set()
+        go_on.wait(60)
+
+    def listen(delta):
+        if delta.finish_reason is not None:
+            ends.append(delta.finish_reason)
+            ended.set()
+
+    service.submit([5, 6], GREEDY.with_changes(max_tokens=2), listener=hold)
+    assert held.wait(60)  # the engine is in a step: what comes now is taken together
+    service.abort("name")
+    service.submit([5, 6], GREEDY.with_changes(max_tokens=2), request_id="name", listener=listen)
+    go_on.set()
+    assert ended.wait(60) and ends == ["length"]
+
+
+def test_a_listener_that_ends_its_thread_does_not_end_the_engine(make_service):
+    service = make_service()
+
+    def leave(delta):
+        raise SystemExit(3)
+
+    service.submit([5, 6], GREEDY.with_changes(max_tokens=2), listener=leave)
+    assert service.drain(60)
+    assert service.stats().kv_pages_used == 0 and service.stats().finished == {"abort": 1}
+    assert service.health()["status"] == "ok"
 
 
 def test_closing_a_stream_frees_its_pages(make_service):
