@@ -50,7 +50,7 @@ def check_named_ops(program: Program, layers: int, norms: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "layers"),
-    [("qwen3", 3), *(pytest.param(name, 6, marks=pytest.mark.slow) for name in NORMS)],
+    [("qwen3", 2), *(pytest.param(name, 6, marks=pytest.mark.slow) for name in NORMS)],
 )
 def test_a_model_of_transformers_runs_in_pieces(name: str, layers: int) -> None:
     model = tiny_model(name, num_hidden_layers=layers)
@@ -118,6 +118,7 @@ def test_padding_and_windows_give_a_mask() -> None:
     assert [p.num_distinct for p in backend.programs] == [3, 3]
 
 
+@pytest.mark.slow
 def test_16_bits_stay_within_what_the_passes_declare() -> None:
     model = tiny_model("qwen3", num_hidden_layers=2).to(torch.bfloat16)
     backend = Backend(CompilationConfig(verify_passes=True, strict=True))
@@ -174,16 +175,18 @@ def test_a_model_without_attention_is_one_piece() -> None:
 
 
 def test_passes_can_be_chosen_and_disabled() -> None:
-    model = tiny_model("llama", num_hidden_layers=2)
+    model = nn.Sequential(nn.RMSNorm(4, eps=1e-6), nn.Linear(4, 4)).requires_grad_(False)
+    x = torch.randn(3, 4)
     config = CompilationConfig(passes=("raise_rms_norm", "raise_linear"), disable_passes=("raise_linear",))
     backend = Backend(config)
-    torch.compile(model, backend=backend)(ids(1, 5))
-    assert [p.status for p in backend.reports[0].passes] == ["applied", "applied", "disabled"]
-    assert sum(named_ops_per_piece(backend.programs[0], "piecework::rotary")) == 0
+    torch.testing.assert_close(torch.compile(model, backend=backend)(x), model(x))
+    assert [p.status for p in backend.reports[0].passes[1:]] == ["applied", "disabled"]
+    assert named_ops_per_piece(backend.programs[0], "piecework::rms_norm") == [1]
+    assert named_ops_per_piece(backend.programs[0], "piecework::linear") == [0]
     unknown = Backend(CompilationConfig(passes=("raise_all",)))
     torch._dynamo.reset()
     with pytest.raises(BackendCompilerFailed, match="passes='raise_all' is not allowed"):
-        torch.compile(model, backend=unknown)(ids(1, 5))
+        torch.compile(model, backend=unknown)(x)
 
 
 def test_other_holes_can_be_named() -> None:
