@@ -87,7 +87,13 @@ class LLM:
         return (params or self.service.default_params).with_changes(**changes)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
-        return self._tokenizer().encode(prompt) if isinstance(prompt, str) else prompt
+        if isinstance(prompt, str):
+            return self._tokenizer().encode(prompt)
+        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+            raise RequestError(
+                f"prompt={prompt!r} is not allowed: a text or a list of token ids", param="prompt"
+            )
+        return prompt
 
     def _tokenizer(self) -> Tokenizer:
         if self.service.tokenizer is None:
@@ -96,7 +102,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
-    if isinstance(prompts, str):
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
         return [prompts]
     flat = bool(prompts) and all(isinstance(p, int) for p in prompts)
     return [prompts] if flat else prompts  # type: ignore[list-item, return-value]

@@ -77,7 +77,11 @@ class Engine:
                 self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {error}"))
             raise
         for scheduled, result in zip(step, results, strict=True):
-            self._advance(scheduled, result)
+            try:
+                self._advance(scheduled, result)
+            except Exception as error:
+                log.exception("request %s failed", scheduled.request.request_id)
+                self._end(scheduled.request, scheduled.request.end("error", f"the request failed: {error}"))
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""

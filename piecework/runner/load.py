@@ -55,13 +55,6 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     options = config.load
     with profile.time("load.source"):
         source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
-    with profile.time("load.tokenizer"):
-        tokenizer_source = source
-        if options.tokenizer is not None:
-            tokenizer_source = resolve(options.tokenizer, cache_dir=options.cache_dir)
-        tokenizer = load_tokenizer(
-            tokenizer_source, cache_dir=options.cache_dir, chat_template=_chat_template(options.chat_template)
-        )
     with profile.time("load.config"):
         checkpoint = open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
     try:
@@ -70,6 +63,15 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
             dtype = choose_dtype(options.dtype, device)
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit)
+        with profile.time("load.tokenizer"):
+            tokenizer_source = source
+            if options.tokenizer is not None:
+                tokenizer_source = resolve(options.tokenizer, cache_dir=options.cache_dir)
+            tokenizer = load_tokenizer(
+                tokenizer_source,
+                cache_dir=options.cache_dir,
+                chat_template=_chat_template(options.chat_template),
+            )
         with profile.time("load.weights"):
             model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
             load_weights(model, checkpoint)
