@@ -89,7 +89,8 @@ class LLM:
     def _encode(self, prompt: Prompt) -> Sequence[int]:
         if isinstance(prompt, str):
             return self._tokenizer().encode(prompt)
-        if isinstance(prompt, bytes) or not isinstance(prompt, Sequence):
+        ids: Any = prompt
+        if isinstance(ids, bytes) or not isinstance(ids, Sequence):
             raise RequestError(
                 f"prompt={prompt!r} is not allowed: a text or a list of token ids", param="prompt"
             )
