@@ -70,38 +70,50 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"), "llama", num_hidden_layers=2)
 
 
-def test_it_is_found_and_listed_and_can_be_disabled(tmp_path: Path, model: Path) -> None:
-    passes, _ = explain(install(tmp_path), model, "--disable-passes", "acme_drop_ones")
-    order = ["canonicalise", "acme_add_norm", "acme_drop_ones", "common_subexpressions", "dead_code"]
-    assert list(passes) == order
-    entry = passes["acme_add_norm"]
+WRONG_FILE = """
+import dataclasses
+import torch
+from acme_passes.norms import acme_add_norm
+
+def replacement(x, residual, weight):
+    return torch.ops.piecework.acme_add_norm(x, residual, weight, 0.1)
+
+def acme_a_wrong(eps):
+    return dataclasses.replace(acme_add_norm(eps), name="acme_a_wrong", replacement=replacement)
+"""
+WRONG_POINT = {"acme_add_norm = ": 'acme_a_wrong = "acme_passes.wrong:acme_a_wrong"\nacme_add_norm = '}
+
+
+def install_with_a_wrong_one(folder: Path) -> Path:
+    """The page's package, with its wrong pass as one more; it runs before the right one."""
+    install(folder, WRONG_POINT)
+    (folder / "acme_passes" / "wrong.py").write_text(WRONG_FILE, encoding="utf-8")
+    return folder
+
+
+def test_found_listed_disabled_and_refused(tmp_path: Path, model: Path) -> None:
+    passes, log = explain(install_with_a_wrong_one(tmp_path), model, "--disable-passes", "acme_drop_ones")
+    own = ["acme_a_wrong", "acme_add_norm", "acme_drop_ones"]
+    assert list(passes) == ["canonicalise", *own, "common_subexpressions", "dead_code"]
+    wrong, right, disabled = (passes[name] for name in own)
+    assert (wrong["status"], wrong["matches"], wrong["ops_after"]) == ("refused", 0, wrong["ops_before"])
+    assert log.count("pass acme_a_wrong: ") == 1 and "the graph is left as it was" in log
     # eps came from the model's configuration.
-    assert (entry["status"], entry["matches"], entry["error"], entry["bound"]) == (
+    assert (right["status"], right["matches"], right["error"], right["bound"]) == (
         "applied",
         4,
         0.0,
         "bitwise",
     )
-    assert entry["ops_after"] == entry["ops_before"] - 4
-    assert (passes["acme_drop_ones"]["status"], passes["acme_drop_ones"]["matches"]) == ("disabled", 0)
-
-
-WRONG = {
-    "acme_add_norm(x, residual, weight, eps)\n\n    def": "acme_add_norm(x, residual, weight, 0.1)\n\n    def"
-}
-
-
-def test_it_is_refused_by_verification_when_it_is_wrong(tmp_path: Path, model: Path) -> None:
-    passes, log = explain(install(tmp_path, WRONG), model)
-    entry = passes["acme_add_norm"]
-    assert (entry["status"], entry["matches"]) == ("refused", 0)
-    assert log.count("pass acme_add_norm: ") == 1 and "the graph is left as it was" in log
+    assert right["ops_after"] == right["ops_before"] - 4
+    assert (disabled["status"], disabled["matches"]) == ("disabled", 0)
 
 
 @pytest.mark.slow
-def test_it_is_an_error_in_strict_mode(tmp_path: Path, model: Path) -> None:
-    done = run(install(tmp_path, WRONG), "-m", "piecework", "explain", str(model), "--strict")
-    assert done.returncode != 0 and "pass acme_add_norm: " in done.stderr
+def test_a_wrong_one_is_an_error_in_strict_mode(tmp_path: Path, model: Path) -> None:
+    command = ("-m", "piecework", "explain", str(model), "--strict")
+    done = run(install_with_a_wrong_one(tmp_path), *command)
+    assert done.returncode != 0 and "pass acme_a_wrong: " in done.stderr
 
 
 def test_in_process_discovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -32,7 +32,7 @@ def fake_mode(graph: Graph) -> FakeTensorMode:
 def signature(val: Any) -> Any:
     """What tells two fake values apart, as something that compares and hashes: sizes, strides, dtype."""
     if isinstance(val, Tensor):
-        sizes = tuple(str(expression(s)) for s in (*val.shape, *val.stride(), val.storage_offset()))
+        sizes = tuple(map(_plain, (*val.shape, *val.stride(), val.storage_offset())))
         return (sizes, val.dtype, val.device.type)
     if isinstance(val, list | tuple):
         return tuple(signature(v) for v in val)
@@ -41,10 +41,14 @@ def signature(val: Any) -> Any:
     return (type(val), repr(val))
 
 
+def _plain(size: int | torch.SymInt) -> int | str:
+    return size if isinstance(size, int) else str(expression(size))
+
+
 def same_result(a: Any, b: Any) -> bool:
     """Whether two fake values have one shape, dtype and device; strides may differ."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        shapes = [[str(expression(s)) for s in t.shape] for t in (a, b)]
+        shapes = [list(map(_plain, t.shape)) for t in (a, b)]
         return shapes[0] == shapes[1] and a.dtype == b.dtype and a.device.type == b.device.type
     return bool(signature(a) == signature(b))
 
