@@ -27,7 +27,9 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"piecework {__version__}\n"
 
 
-@pytest.mark.parametrize("name", [*COMMANDS, "bench latency", "bench serving", "bench startup", "bench throughput"])
+@pytest.mark.parametrize(
+    "name", [*COMMANDS, "bench latency", "bench serving", "bench startup", "bench throughput"]
+)
 def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         raise SystemExit(run(*name.split(), "--help").code)
