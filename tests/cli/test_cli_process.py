@@ -8,6 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from tiny import save_tiny
+
 ROOT = Path(__file__).parents[2]
 COMMAND = [sys.executable, "-m", "piecework"]
 
@@ -26,12 +29,15 @@ def start(*arguments: str) -> subprocess.Popen[str]:
     )
 
 
-def long_run(tiny: Path) -> list[str]:
-    return ["generate", "--model", str(tiny), "--prompt", "the", "--max-tokens", "250", "--ignore-eos"]
+@pytest.fixture
+def long_run(tmp_path: Path) -> list[str]:
+    """A command that goes on for many seconds, so that a busy machine has time to interrupt it."""
+    model = save_tiny(tmp_path, "llama", tokenizer=True, max_position_embeddings=20000)
+    return ["generate", "--model", str(model), "--prompt", "the", "--max-tokens", "15000", "--ignore-eos"]
 
 
-def test_ctrl_c_ends_with_130_and_without_a_traceback(tiny: Path) -> None:
-    process = start(*long_run(tiny))
+def test_ctrl_c_ends_with_130_and_without_a_traceback(long_run: list[str]) -> None:
+    process = start(*long_run)
     assert process.stdout is not None and process.stderr is not None
     with process:
         process.stdout.read(1)  # the first token is there, the others are still to come
@@ -42,8 +48,8 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(tiny: Path) -> None:
     assert "Traceback" not in errors
 
 
-def test_a_reader_that_goes_away_ends_it_quietly(tiny: Path) -> None:
-    process = start(*long_run(tiny))
+def test_a_reader_that_goes_away_ends_it_quietly(long_run: list[str]) -> None:
+    process = start(*long_run)
     assert process.stdout is not None and process.stderr is not None
     with process:
         process.stdout.read(1)

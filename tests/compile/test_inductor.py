@@ -22,7 +22,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("pieces")
 
 
-@pytest.mark.parametrize("name", ["llama", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
 def test_compiled_pieces_equal_the_model(name: str, cache: Path) -> None:
     model = random_model(name, 3)
     program, made = program_of(model, "inductor", cache_dir=cache, strict=True)
