@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -90,7 +91,7 @@ class Match:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pass:
+class Pass(ABC):
     """What all passes have.
 
     Attributes:
@@ -120,9 +121,9 @@ class Pass:
             return f"not for {context.dtype} (for {', '.join(map(str, self.dtypes))})"
         return None
 
+    @abstractmethod
     def run(self, graph: Graph, context: PassContext) -> Outcome:
         """Edit `graph` in place."""
-        raise NotImplementedError(f"{type(self).__name__}.run")
 
 
 @dataclass(frozen=True, kw_only=True)
