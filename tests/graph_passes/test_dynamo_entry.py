@@ -69,16 +69,40 @@ def test_a_model_of_transformers_runs_in_pieces(name: str, layers: int) -> None:
     assert (backend.counters.traces, backend.counters.pieces) == (2, 2 * (layers + 1))
 
 
+class SmallAttention(nn.Module):
+    """One layer's worth: norm, projection, attention, projection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(8, eps=1e-6)
+        self.qkv, self.out = nn.Linear(8, 24), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        return self.out(nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
 def test_by_its_name(caplog: pytest.LogCaptureFixture) -> None:
     assert "piecework" in torch._dynamo.list_backends()
-    model = tiny_model("llama", num_hidden_layers=2)
+    model = SmallAttention().requires_grad_(False)
+    x = torch.randn(1, 5, 8)
     with caplog.at_level(logging.INFO, "piecework.dynamo"):
-        logits = torch.compile(model, backend="piecework", options={"strict": True})(ids(1, 9)).logits
-    torch.testing.assert_close(logits, model(ids(1, 9)).logits, rtol=0, atol=1e-4)
+        y = torch.compile(model, backend="piecework", options={"strict": True})(x)
+    torch.testing.assert_close(y, model(x))
     (message,) = [r.getMessage() for r in caplog.records if r.name == "piecework.dynamo"]
-    assert message.startswith("3 pieces (3 distinct), 2 holes; passes: canonicalise ")
+    assert (
+        message == "2 pieces (2 distinct), 1 holes; passes: canonicalise 2, raise_rms_norm 1, raise_linear 2"
+    )
     with pytest.raises(BackendCompilerFailed, match=r"compilation_config.nope=1 is not allowed: one of"):
-        torch.compile(model, backend="piecework", options={"nope": 1})(ids(1, 8))
+        torch.compile(model, backend="piecework", options={"nope": 1})(x)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_models_of_transformers_by_its_name(name: str) -> None:
+    model = tiny_model(name)
+    logits = torch.compile(model, backend="piecework", options={"strict": True})(ids(1, 9)).logits
+    torch.testing.assert_close(logits, model(ids(1, 9)).logits, rtol=0, atol=1e-4)
 
 
 @pytest.mark.slow
