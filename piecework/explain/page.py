@@ -75,7 +75,7 @@ def _stages(program: ProgramReport) -> Html:
     whole = sum(program.seconds.values()) or 1.0
     drawn, named = "", ""
     for number, (stage, seconds) in enumerate(program.seconds.items()):
-        c = f"color-mix(in srgb, var(--accent) {100 * 0.66**number:.0f}%, var(--card))"
+        c = f"color-mix(in srgb, var(--accent) {100 * 0.76**number:.0f}%, var(--card))"
         drawn += f'<i style="--c:{c};width:{100 * seconds / whole:.2f}%"></i>'
         named += f'<span><i class="swatch" style="--c:{c}"></i>{stage} {_seconds(seconds)}</span>'
     return f'<div class="stages" style="margin-top:18px">{drawn}</div><div class="legend">{named}</div>'

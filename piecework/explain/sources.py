@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 from piecework.compile.base import CompiledPiece
 
 _MOST_LOOKED_AT = 2000
+# What inductor would run to choose between kernels, quoted before the module itself.
+_TUNING = re.compile(r'\A\s*r?""".*?"""\n', re.DOTALL)
 
 
 def source_of(piece: CompiledPiece) -> str:
@@ -30,7 +33,7 @@ def _inductor_sources(start: Any) -> Iterable[str]:
         thing = waiting.popleft()
         source = getattr(thing, "source_code", None)
         if isinstance(source, str) and source:
-            yield source
+            yield _TUNING.sub("", source)
             continue
         for part in _parts(thing):
             if id(part) not in seen and (callable(part) or isinstance(part, list | tuple)):

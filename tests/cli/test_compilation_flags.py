@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Run
+from cli_run import Run
 
 from piecework.cli.flags import add_config_flags, config_from_args, flag_name, given_settings
 from piecework.cli.parser import Parser
