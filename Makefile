@@ -26,7 +26,7 @@ test: lint
 	$(BIN)/pytest $(SIDE_BY_SIDE)
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "slow and not gpu and not npu" $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m "slow and not gpu and not npu" --timeout 1500 $(SIDE_BY_SIDE)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(CHECKED)
