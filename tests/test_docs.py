@@ -74,12 +74,3 @@ def test_the_example_of_a_devices_operation_runs_as_written() -> None:
     page = ROOT / "docs" / "adding-a-device.md"
     (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, page.name, "exec"), {})
-
-
-@pytest.mark.slow
-def test_the_graph_walk_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = [words for page, words in commands() if page == "graph.md"]
-    assert len(lines) == 4
-    for words in lines:
-        assert main(words[1:]) == 0
-    assert capsys.readouterr().out.count("Paris") == 2

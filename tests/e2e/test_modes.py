@@ -134,6 +134,6 @@ def default_expected():
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("mode", [*MODES, *INDUCTOR], ids=str)
+@pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_default_model(default_expected, mode):
     check_equal(default_expected, run("smollm2-135m", mode, prompts_below(49152), BATCHES, 64))
