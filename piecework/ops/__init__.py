@@ -1,6 +1,18 @@
 """The named ops that models are built from. Importing this package registers them with torch."""
 
-from piecework.ops import activation, attention, linear, moe, norm, rotary
+from piecework.ops import (
+    activation,
+    attention,
+    fused_gate,
+    fused_norm,
+    fused_qkv,
+    int8_linear,
+    linear,
+    moe,
+    norm,
+    quantize,
+    rotary,
+)
 from piecework.ops import cpu as cpu
 from piecework.ops import cuda as cuda
 from piecework.ops import sim as sim
@@ -13,10 +25,15 @@ __all__ = [
     "activation",
     "attention",
     "define",
+    "fused_gate",
+    "fused_norm",
+    "fused_qkv",
     "get",
+    "int8_linear",
     "linear",
     "moe",
     "names",
     "norm",
+    "quantize",
     "rotary",
 ]

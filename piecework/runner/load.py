@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from piecework.cache import cache_root
 from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
@@ -23,7 +24,6 @@ from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
-from piecework.weights.cache import cache_root
 from piecework.weights.load import load_weights, open_checkpoint
 from piecework.weights.source import resolve
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from piecework.cache import cache_root
 from piecework.errors import ModelError
-from piecework.weights.cache import cache_root
 
 log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from wheels import make_wheel, use_folder
 
+from piecework.cache import cache_root, write_atomic
 from piecework.errors import ModelError
-from piecework.weights.cache import cache_root, write_atomic
 from piecework.weights.source import ALIASES, Source, resolve
 
 

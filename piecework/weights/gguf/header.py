@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from piecework.cache import cache_root, file_key, try_read_json, try_write
 from piecework.errors import ModelError
-from piecework.weights.cache import cache_root, file_key, try_read_json, try_write
 from piecework.weights.gguf.special import find_end_of_turn
 from piecework.weights.gguf.types import READABLE
 

@@ -14,8 +14,8 @@ from typing import Any, TypedDict
 from tokenizers import AddedToken, Tokenizer, decoders, normalizers, processors
 from tokenizers.models import BPE
 
+from piecework.cache import try_read_json, try_write
 from piecework.errors import ModelError
-from piecework.weights.cache import try_read_json, try_write
 from piecework.weights.gguf.header import cached, read_header
 from piecework.weights.gguf.pretokenize import (
     backend_normalizer,

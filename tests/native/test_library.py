@@ -1,0 +1,68 @@
+"""The library is built once for its sources and an instruction set, and not at all where it can't be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from piecework.errors import ConfigError
+from piecework.native import isa, library, toolchain
+from piecework.native.library import build
+
+compiler = toolchain.compiler()
+needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C++ compiler")
+
+
+@needs_compiler
+def test_threads_are_those_of_torch() -> None:
+    kernels = library()
+    assert kernels is not None
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            assert kernels.piecework_threads() == threads
+    finally:
+        torch.set_num_threads(before)
+
+
+@needs_compiler
+@pytest.mark.parametrize("name", toolchain.supported())
+def test_a_build_is_kept_and_depends_on_the_instruction_set(tmp_path: Path, name: str) -> None:
+    assert compiler is not None
+    made = build(compiler, name, tmp_path)
+    changed = made.stat().st_mtime_ns
+    assert build(compiler, name, tmp_path) == made and made.stat().st_mtime_ns == changed
+    assert [p.name for p in tmp_path.iterdir()] == [made.name]
+
+
+def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(toolchain.ISA_VARIABLE, "sse9")
+    with pytest.raises(ConfigError, match=r"PIECEWORK_ISA.*sse9.*portable"):
+        isa()
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        ({"CXX": "", "PATH": "/nowhere"}, "no C++ compiler"),
+        ({"CXX": "/bin/false"}, "can't be built"),
+        ({"PIECEWORK_NATIVE": "0"}, None),
+    ],
+)
+def test_without_a_library_torch_runs(environment: dict[str, str], said: str | None, tmp_path: Path) -> None:
+    code = "from piecework.native import library; print(library(), library())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PATH": "/usr/bin:/bin", "PIECEWORK_CACHE": str(tmp_path), **environment},
+        check=True,
+    )
+    assert done.stdout.split() == ["None", "None"]
+    assert done.stderr.count("slower") == (1 if said else 0)
+    assert said is None or said in done.stderr
