@@ -41,7 +41,8 @@ def run(arguments: Sequence[str]) -> int:
         print("\n".join(f"  {name:<11} {text}" for name, text in KINDS.items()))
         return 0
     if kind not in KINDS:
-        raise UserError(f"bench needs one of {', '.join(KINDS)}; got {kind!r}")
+        got = f"; got {kind!r}" if arguments else ""
+        raise UserError(f"bench needs one of {', '.join(KINDS)}{got}")
     commands = {"serving": _serving, "latency": _latency, "throughput": _throughput, "startup": _startup}
     return commands[kind](arguments[1:])
 

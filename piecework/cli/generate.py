@@ -12,6 +12,7 @@ from piecework.cli.flags import add_config_flags, config_from_args
 from piecework.cli.json_lines import to_json
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
+from piecework.cli.progress import doing
 from piecework.cli.prompts import Prompt, read_prompts
 from piecework.cli.sampling_flags import add_sampling_flags, sampling_changes
 from piecework.config import EngineConfig
@@ -42,9 +43,11 @@ def run(arguments: Sequence[str]) -> int:
     prompts = read_prompts([*args.prompts, *args.prompt], args.prompt_file)
     show_logs(config.log_level)
 
-    from piecework.engine.service import Service
+    with doing(f"loading {config.load.model}"):
+        from piecework.engine.service import Service
 
-    with closing(Service(config)) as service:
+        loaded = Service(config)
+    with closing(loaded) as service:
         encoded = [p.encode(service.tokenizer, chat=args.chat, system=args.system) for p in prompts]
         params = [params_for(service, len(ids), changes) for ids in encoded]
         samples = [own.n for own in params]

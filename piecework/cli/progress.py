@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where that is a terminal."""
+"""A progress bar, or a word on what is going on, on standard error, where that is a terminal."""
 
 from __future__ import annotations
 
@@ -20,3 +20,16 @@ def progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=total)
         yield lambda: bar.advance(task)
+
+
+@contextmanager
+def doing(what: str) -> Iterator[None]:
+    """Show `what` while the block runs, and take it away after it. Silent in a pipe."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    print(f"{what} ...", end="", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)  # ECMA-48: erase in line

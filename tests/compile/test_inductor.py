@@ -48,6 +48,7 @@ def test_work_does_not_grow_with_layers(tmp_path: Path) -> None:
         assert len({id(piece) for piece in program.pieces}) == 3
 
 
+@pytest.mark.slow
 def test_artefacts_hold_no_weights(cache: Path) -> None:
     model = random_model("llama", 3)
     with torch.inference_mode():
