@@ -14,6 +14,12 @@ from piecework.ops.registry import DEFAULT_ORDER, UnsupportedOpError, define
 def sample_inputs(name: str, tokens: int = 5) -> tuple:
     x = torch.randn(tokens, 24)
     q, k = torch.randn(tokens, 6, 8), torch.randn(tokens, 2, 8)
+    residual, weight = torch.randn(tokens, 24), torch.randn(24)
+    static = (torch.tensor([0.02]), torch.tensor([50.0]), torch.tensor([3.0]))
+    qkv, turn = torch.randn(tokens, 80), (torch.randint(0, 50, (tokens,)), torch.randn(50, 4))
+    int8, int8_weight = (torch.randint(-128, 128, (n, 24), dtype=torch.int8) for n in (tokens, 7))
+    scale, quant_bias = torch.rand(7), torch.randint(-99, 99, (7,), dtype=torch.int32)
+    w8a8 = (int8, int8_weight, scale, torch.rand(tokens, 1), quant_bias, torch.randn(7), torch.float32)
     return {
         "embedding": (torch.randint(0, 30, (tokens,)), torch.randn(30, 24)),
         "linear": (x, torch.randn(7, 24), torch.randn(7)),
@@ -22,6 +28,19 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
         "rotary": (torch.randint(0, 50, (tokens,)), q, k, torch.randn(50, 4), False),
         "moe": (x, torch.randn(tokens, 5), torch.randn(5, 12, 24), torch.randn(5, 24, 6), 2, True),
         "attention": (q, k, torch.randn(tokens, 2, 8), torch.empty(tokens, 6, 8), 0, 0.3, 0),
+        "quantize": (x, *static),
+        "dynamic_quantize": (x,),
+        "add_rms_norm": (x, residual, weight, 1e-5),
+        "rms_norm_quant": (x, weight, 1e-5, *static),
+        "rms_norm_dynamic_quant": (x, weight, 1e-5),
+        "add_rms_norm_quant": (x, residual, weight, 1e-5, *static),
+        "add_rms_norm_dynamic_quant": (x, residual, weight, 1e-5),
+        "silu_mul_quant": (x, *static),
+        "silu_mul_dynamic_quant": (x,),
+        "split_qkv_rope": (qkv, *turn, 6, 2),
+        "split_qkv_rmsnorm_rope": (qkv, *turn, torch.randn(8), torch.randn(8), 1e-5, 6, 2),
+        "linear_w8a8": w8a8,
+        "linear_w8": (x, int8_weight, scale, torch.randn(7)),
     }[name]
 
 
