@@ -1,0 +1,77 @@
+// What all kernels over rows share: threads, a row of floats to work in, and quantisation of such a row.
+#pragma once
+
+#include <vector>
+
+#include "vector.h"
+
+namespace piecework {
+
+// Below this many elements waking a thread takes longer than the work.
+constexpr int64_t PARALLEL_ELEMENTS = 32768;
+
+// Calls f(row) for each row, on all threads where there is work for them; `cost`: of a row, in elements.
+template <typename F>
+inline void for_rows(int64_t rows, int64_t cost, F f) {
+  if (rows == 1 || rows * cost < PARALLEL_ELEMENTS) {
+    for (int64_t row = 0; row < rows; ++row) f(row);
+    return;
+  }
+#pragma omp parallel for schedule(static)
+  for (int64_t row = 0; row < rows; ++row) f(row);
+}
+
+// This thread's memory for `size` floats, then zeros up to a multiple of STRIDE.
+constexpr int64_t STRIDE = 4 * LANES;
+
+inline float* scratch_row(int64_t size) {
+  thread_local std::vector<float> memory;
+  const size_t whole = size_t((size + STRIDE - 1) / STRIDE * STRIDE);
+  if (memory.size() < whole) memory.resize(whole);
+  float* row = memory.data();
+  for (size_t i = size_t(size); i < whole; ++i) row[i] = 0;
+  return row;
+}
+
+template <typename T>
+inline void widen_row(const T* x, int64_t size, float* row) {
+  each(size, [&](int64_t i, auto lanes) { store(row + i, load(x + i, lanes), lanes); });
+}
+
+// The static scale and offset of a tensor; `offset` may be null.
+struct Static {
+  const float* scale;
+  const float* offset;
+};
+
+inline void quantize_row(const float* row, int64_t size, Static by, int8_t* out) {
+  const floats scale = splat(*by.scale), offset = splat(by.offset ? *by.offset : 0.f);
+  each(size, [&](int64_t i, auto lanes) { store(out + i, load(row + i, lanes) / scale + offset, lanes); });
+}
+
+// The row's own scale is returned: its largest number through 127, 0 for zeros. NaN or infinity, which
+// have no int8, leave zeros and are themselves the scale.
+inline float quantize_row(const float* row, int64_t size, int8_t* out) {
+  ints top[4] = {};
+  for (int64_t i = 0; i < size; i += STRIDE)
+    for (int j = 0; j < 4; ++j) top[j] = largest(top[j], size_bits(load(row + i + j * LANES)));
+  const int32_t bits = largest(largest(largest(top[0], top[1]), largest(top[2], top[3])));
+  const float scale = bits_to_float(uint32_t(bits)) / 127.f;
+  if (!(scale > 0) || bits >= 0x7f800000) {
+    std::memset(out, 0, size_t(size));
+    return scale;
+  }
+  const floats by = splat(scale);
+  each(size, [&](int64_t i, auto lanes) { store(out + i, load(row + i, lanes) / by, lanes); });
+  return scale;
+}
+
+// Calls f(T{}) with the element type that a caller's number names.
+template <typename F>
+inline void with_type(int32_t type, F f) {
+  if (type == BFLOAT16) return f(bf16{});
+  if (type == FLOAT16) return f(f16{});
+  f(float{});
+}
+
+}  // namespace piecework

@@ -1,0 +1,183 @@
+// Vectors of floats, written with the compilers' vector extension: AVX-512, AVX2 and anything else by width.
+#pragma once
+
+#include "types.h"
+
+#pragma GCC diagnostic ignored "-Wpsabi"  // nothing here is called from elsewhere
+
+namespace piecework {
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+#else
+constexpr int LANES = 8;
+#endif
+
+typedef float floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uints __attribute__((vector_size(4 * LANES)));
+typedef uint16_t shorts __attribute__((vector_size(2 * LANES)));
+typedef int8_t bytes __attribute__((vector_size(LANES)));
+
+inline floats splat(float x) { return x - floats{}; }
+
+template <typename V>
+inline V load_raw(const void* from) {
+  V x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline floats load(const float* from) { return load_raw<floats>(from); }
+
+inline floats load(const bf16* from) {
+  return (floats)(__builtin_convertvector(load_raw<shorts>(from), uints) << 16);
+}
+
+inline floats load(const int8_t* from) {
+  return __builtin_convertvector(load_raw<bytes>(from), floats);
+}
+
+inline floats load(const f16* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtph_ps(load_raw<__m256i>(from));
+#elif defined(__F16C__)
+  return (floats)_mm256_cvtph_ps(load_raw<__m128i>(from));
+#else
+  floats x;
+  for (int i = 0; i < LANES; ++i) x[i] = to_float(from[i]);
+  return x;
+#endif
+}
+
+inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
+
+inline shorts to_bf16(floats x) {
+  const uints bits = (uints)x;
+  const uints rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const uints nan = (uints)((ints)(bits & 0x7fffffff) > 0x7f800000);
+  return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), shorts);
+}
+
+inline void store(bf16* to, floats x) {
+  const shorts y = to_bf16(x);
+  std::memcpy(to, &y, sizeof y);
+}
+
+inline void store(f16* to, floats x) {
+#if defined(__AVX512F__)
+  const __m256i y = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &y, sizeof y);
+#elif defined(__F16C__)
+  const __m128i y = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
+  std::memcpy(to, &y, sizeof y);
+#else
+  for (int i = 0; i < LANES; ++i) to[i] = from_float<f16>(x[i]);
+#endif
+}
+
+// x as it is after it was stored as a T.
+template <typename T>
+inline floats rounded(floats x) {
+  T kept[LANES];
+  store(kept, x);
+  return load(kept);
+}
+
+template <>
+inline floats rounded<float>(floats x) {
+  return x;
+}
+
+template <>
+inline floats rounded<bf16>(floats x) {
+  return (floats)(__builtin_convertvector(to_bf16(x), uints) << 16);
+}
+
+// Bits of |x|. Compared as integers they are in the order of the numbers, infinity after them, then NaN.
+inline ints size_bits(floats x) { return (ints)x & 0x7fffffff; }
+
+inline ints largest(ints a, ints b) { return a > b ? a : b; }
+
+inline float sum(floats x) {
+  float kept[LANES];
+  store(kept, x);
+  for (int n = LANES / 2; n > 0; n /= 2)
+    for (int i = 0; i < n; ++i) kept[i] += kept[i + n];
+  return kept[0];
+}
+
+inline int32_t largest(ints x) {
+  int32_t found = x[0];
+  for (int i = 1; i < LANES; ++i) found = x[i] > found ? x[i] : found;
+  return found;
+}
+
+// The integer nearest to x, halves to even, held within int8's range; NaN gives 0.
+inline void store(int8_t* to, floats x) {
+  x = x > 127.f ? splat(127.f) : x;
+  x = x < -128.f ? splat(-128.f) : x;
+  x = x == x ? x : floats{};
+  // Adding 1.5 * 2^23 leaves a float no bits below one, so the sum is rounded as floats are.
+  const ints q = (ints)(x + 0x1.8p23f) - 0x4b400000;
+  const bytes y = __builtin_convertvector(q, bytes);
+  std::memcpy(to, &y, sizeof y);
+}
+
+// e^x for x <= 0, within 2 units of the last place; below -87 it is 0.
+inline floats exp_of_negative(floats x) {
+  // x = n ln 2 + r with |r| <= ln 2 / 2, in two parts so that r is exact; then Taylor's series for e^r.
+  const floats shifted = x * 0x1.715476p0f + 0x1.8p23f;
+  const floats n = shifted - 0x1.8p23f;
+  floats r = x - n * 0x1.62e4p-1f;
+  r = r - n * 0x1.7f7d1cp-20f;
+  floats y = splat(1.f / 5040);
+  y = y * r + 1.f / 720;
+  y = y * r + 1.f / 120;
+  y = y * r + 1.f / 24;
+  y = y * r + 1.f / 6;
+  y = y * r + 0.5f;
+  y = y * r + 1.f;
+  y = y * r + 1.f;
+  const ints exponent = (ints)shifted - 0x4b400000;
+  const floats power = (floats)((exponent + 127) << 23);
+  const floats e = y * power;
+  return x < -87.f ? floats{} : e;
+}
+
+// A row is taken in whole vectors and what is left of it: `each` calls f(i, lanes) with AllLanes or a count.
+struct AllLanes {};
+
+template <typename F>
+inline void each(int64_t size, F f) {
+  int64_t i = 0;
+  for (; i + LANES <= size; i += LANES) f(i, AllLanes{});
+  if (i < size) f(i, size - i);
+}
+
+template <typename T>
+inline floats load(const T* from, AllLanes) {
+  return load(from);
+}
+
+// The first n lanes of memory, the others zero.
+template <typename T>
+inline floats load(const T* from, int64_t n) {
+  T kept[LANES] = {};
+  std::memcpy(kept, from, size_t(n) * sizeof(T));
+  return load(kept);
+}
+
+template <typename T>
+inline void store(T* to, floats x, AllLanes) {
+  store(to, x);
+}
+
+template <typename T>
+inline void store(T* to, floats x, int64_t n) {
+  T kept[LANES];
+  store(kept, x);
+  std::memcpy(to, kept, size_t(n) * sizeof(T));
+}
+
+}  // namespace piecework
