@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from piecework.cli import bench
+from piecework.cli import eval as evaluate
 from piecework.cli.main import COMMANDS, main
 from piecework.cli.parser import Parser
 
@@ -31,6 +32,8 @@ def parser_of(words: list[str]) -> tuple[Parser, list[str]]:
     """The parser of a command line, and what is left for it."""
     if words[1] == "bench":
         return bench.make_parser(words[2]), words[3:]
+    if words[1] == "eval":
+        return evaluate.make_parser(words[2]), words[3:]
     return import_module(COMMANDS[words[1]][0]).make_parser(), words[2:]
 
 

@@ -48,8 +48,9 @@ ALLOWED: dict[str, set[str]] = {
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,
     "server": {"engine", "llm", "models"} | BESIDE,
-    "bench": {"engine", "llm", "models"} | BESIDE,
-    "cli": {"engine", "llm", "models", "server", "bench", "explain"} | BESIDE,
+    "bench": {"engine", "llm", "models", "devices", "ops"} | BESIDE,
+    "eval": {"engine", "llm", "models", "bench"} | BESIDE,
+    "cli": {"engine", "llm", "models", "server", "bench", "eval", "explain"} | BESIDE,
 }
 CORE = BOTTOM | {"native"} | MODEL | BESIDE | PROGRAM | RUN | {"engine", "explain", "llm"}
 # The core runs where these are not installed; who needs one imports it inside a function.

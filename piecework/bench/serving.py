@@ -43,7 +43,7 @@ async def run_serving(
     Without `model`, the first one that the server lists is used. Raises ConfigError where the server
     cannot be reached or answers the warm-up with an error; failures of the run itself are counted.
     """
-    async with make_client(base_url, options) as client:
+    async with make_client(base_url, options.api_key, options.request_timeout) as client:
         target = Target(model or await first_model(client), options.endpoint, options.ignore_eos)
 
         async def one(request: BenchRequest) -> Outcome:
@@ -80,16 +80,19 @@ async def run_serving(
     }
 
 
-def make_client(base_url: str, options: ServingOptions) -> httpx.AsyncClient:
-    """Return a client without a limit of its own; a proxy is never asked for an address of this machine."""
+def make_client(base_url: str, api_key: str | None, timeout: float) -> httpx.AsyncClient:
+    """Return a client without a limit of its own; a proxy is never asked for an address of this machine.
+
+    `timeout` is in seconds. Without `api_key`, that of $OPENAI_API_KEY is sent, if there is one.
+    """
     import httpx
 
-    key = options.api_key or os.environ.get("OPENAI_API_KEY")
+    key = api_key or os.environ.get("OPENAI_API_KEY")
     host = urlsplit(base_url).hostname
     return httpx.AsyncClient(
         base_url=base_url.rstrip("/").removesuffix("/v1"),
         headers={"Authorization": f"Bearer {key}"} if key else {},
-        timeout=options.request_timeout,
+        timeout=timeout,
         limits=httpx.Limits(max_connections=None),
         trust_env=host not in ("127.0.0.1", "localhost", "::1"),
     )

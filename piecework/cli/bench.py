@@ -10,12 +10,12 @@ from contextlib import ExitStack, closing
 from typing import Any
 
 from piecework.bench.options import LatencyOptions, ServingOptions, StartupOptions, ThroughputOptions
-from piecework.cli.compilation_flags import compilation_changes
-from piecework.cli.flags import add_config_flags, config_from_args, flag_name, given_settings
+from piecework.cli.flags import add_config_flags, config_from_args, given_settings
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import progress
-from piecework.config import EngineConfig, leaves
+from piecework.cli.remote import refuse_engine_settings
+from piecework.config import EngineConfig
 
 KINDS = {
     "serving": "load on an OpenAI-compatible server, another one (--base-url) or one started for the run",
@@ -29,8 +29,6 @@ OPTIONS = {
     "throughput": ThroughputOptions,
     "startup": StartupOptions,
 }
-# What still means something to a server that runs elsewhere: its model's name, how to count tokens, the seed.
-_REMOTE = ("model", "tokenizer", "seed", "revision", "cache_dir", "log_level")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -113,7 +111,7 @@ def _serving(arguments: Sequence[str]) -> int:
     config = config_from_args(EngineConfig, args)
     show_logs(config.log_level)
     if options.base_url is not None:
-        _refuse_engine_settings(args)
+        refuse_engine_settings(args)
     requests = make_requests(options, config.load.seed, _counter(config, args, options))
     with ExitStack() as stack:
         url, model = options.base_url, getattr(args, "model", None)
@@ -124,14 +122,6 @@ def _serving(arguments: Sequence[str]) -> int:
         report = asyncio.run(run_serving(url, model, options, requests, config.load.seed, done))
     print(json.dumps(report) if args.json else serving_block(report))
     return int(report["failed"] > 0)
-
-
-def _refuse_engine_settings(args: argparse.Namespace) -> None:
-    given = [name for name in leaves(EngineConfig) if hasattr(args, name) and name not in _REMOTE]
-    given += compilation_changes(args)
-    if given:
-        flags = ", ".join(map(flag_name, given))
-        raise UserError(f"{flags} cannot be set on the server at --base-url; give it to that server")
 
 
 def _counter(config: EngineConfig, args: argparse.Namespace, options: ServingOptions) -> Callable[[str], int]:

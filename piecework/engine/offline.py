@@ -16,13 +16,16 @@ if TYPE_CHECKING:
 
 
 def run_requests(
-    service: Service, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+    service: Service,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
+    parallel: int | None = None,
 ) -> Generator[tuple[int, Delta], None, None]:
     """Yield (number of the prompt, delta) until every sample of every prompt has ended.
 
-    `params` are for all prompts, or one for each. As many are submitted as the service's queue takes;
-    the others follow as room comes. Closing the iterator aborts what still runs. Raises RequestError, with
-    the prompt's number, for a refused prompt.
+    `params` are for all prompts, or one for each. As many are submitted as the service's queue takes, but
+    no more than `parallel` at a time; the others follow as room comes. Closing the iterator aborts what
+    still runs. Raises RequestError, with the prompt's number, for a refused prompt.
     """
     arrived: SimpleQueue[tuple[int, Delta]] = SimpleQueue()
     running: dict[int, str] = {}
@@ -31,7 +34,7 @@ def run_requests(
     following = 0
     try:
         while True:
-            while following < len(prompts):
+            while following < len(prompts) and (parallel is None or len(running) < parallel):
                 prompt, own = prompts[following], each[following]
                 request_id = _submit(service, following, prompt, own, arrived)
                 if request_id is None and not running:
