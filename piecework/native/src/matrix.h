@@ -1,0 +1,117 @@
+// Small matrix products on rows in cache: the inner loops of attention.
+#pragma once
+
+#include "vector.h"
+
+namespace piecework {
+
+// c[m][n] (+)= sum over k of a[m][k] * b[k][n], for ROWS rows and COLUMNS * LANES columns.
+// `b` is a list of row pointers, read from column `first` on.
+template <int ROWS, int COLUMNS, typename T>
+inline void product_block(const float* a, int a_stride, const T* const* b, int first, int depth, float* c,
+                          int c_stride, bool add) {
+  floats sum[ROWS][COLUMNS];
+  for (int m = 0; m < ROWS; ++m)
+    for (int n = 0; n < COLUMNS; ++n) sum[m][n] = add ? load(c + m * c_stride + n * LANES) : floats{};
+  for (int k = 0; k < depth; ++k) {
+    const T* row = b[k] + first;
+    floats x[ROWS];
+    for (int m = 0; m < ROWS; ++m) x[m] = splat(a[m * a_stride + k]);
+    for (int n = 0; n < COLUMNS; ++n) {
+      const floats y = load(row + n * LANES);
+      for (int m = 0; m < ROWS; ++m) sum[m][n] += x[m] * y;
+    }
+  }
+  for (int m = 0; m < ROWS; ++m)
+    for (int n = 0; n < COLUMNS; ++n) store(c + m * c_stride + n * LANES, sum[m][n]);
+}
+
+template <int ROWS, typename T>
+inline void product_rows(const float* a, int a_stride, const T* const* b, int columns, int depth, float* c,
+                         int c_stride, bool add) {
+  int n = 0;
+  for (; n + 4 * LANES <= columns; n += 4 * LANES)
+    product_block<ROWS, 4>(a, a_stride, b, n, depth, c + n, c_stride, add);
+  for (; n < columns; n += LANES) product_block<ROWS, 1>(a, a_stride, b, n, depth, c + n, c_stride, add);
+}
+
+// c [rows][columns] (+)= a [rows][depth] b [depth][columns]; columns is a multiple of LANES.
+template <typename T>
+inline void product(const float* a, int a_stride, const T* const* b, int rows, int columns, int depth,
+                    float* c, int c_stride, bool add) {
+  int m = 0;
+#if defined(__AVX512F__)
+  for (; m + 6 <= rows; m += 6)
+    product_rows<6>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+#endif
+  for (; m + 3 <= rows; m += 3)
+    product_rows<3>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+  if (rows - m == 2)
+    product_rows<2>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+  else if (rows - m == 1)
+    product_rows<1>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+}
+
+// The sums of four vectors.
+inline void store_sums(const floats* x, float* to) {
+#if defined(__AVX__)
+  __m128 half[4];
+  for (int i = 0; i < 4; ++i) {
+#if defined(__AVX512F__)
+    const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(__m512(x[i])),
+                                   _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(__m512(x[i])), 1)));
+#else
+    const __m256 y = __m256(x[i]);
+#endif
+    half[i] = _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1));
+  }
+  _MM_TRANSPOSE4_PS(half[0], half[1], half[2], half[3]);
+  _mm_storeu_ps(to, _mm_add_ps(_mm_add_ps(half[0], half[1]), _mm_add_ps(half[2], half[3])));
+#else
+  for (int i = 0; i < 4; ++i) to[i] = sum(x[i]);
+#endif
+}
+
+// c[m][n] = a[m] . b[n] over `depth` channels, a multiple of LANES, for ROWS rows and KEYS keys.
+template <int ROWS, int KEYS, typename T>
+inline void dots_block(const float* a, int a_stride, const T* const* b, int depth, float* c, int c_stride) {
+  floats total[ROWS][KEYS];
+  for (int m = 0; m < ROWS; ++m)
+    for (int n = 0; n < KEYS; ++n) total[m][n] = floats{};
+  for (int k = 0; k < depth; k += LANES) {
+    floats x[ROWS];
+    for (int m = 0; m < ROWS; ++m) x[m] = load(a + m * a_stride + k);
+    for (int n = 0; n < KEYS; ++n) {
+      const floats y = load(b[n] + k);
+      for (int m = 0; m < ROWS; ++m) total[m][n] += x[m] * y;
+    }
+  }
+  for (int m = 0; m < ROWS; ++m) {
+    int n = 0;
+    for (; n + 4 <= KEYS; n += 4) store_sums(&total[m][n], c + m * c_stride + n);
+    for (; n < KEYS; ++n) c[m * c_stride + n] = sum(total[m][n]);
+  }
+}
+
+template <int ROWS, typename T>
+inline void dots_rows(const float* a, int a_stride, const T* const* b, int keys, int depth, float* c,
+                      int c_stride) {
+  int n = 0;
+  for (; n + 4 <= keys; n += 4) dots_block<ROWS, 4>(a, a_stride, b + n, depth, c + n, c_stride);
+  for (; n < keys; ++n) dots_block<ROWS, 1>(a, a_stride, b + n, depth, c + n, c_stride);
+}
+
+// c [rows][keys] = a [rows][depth] b [keys][depth]^T, for few rows: keys are read as they lie.
+template <typename T>
+inline void dots(const float* a, int a_stride, const T* const* b, int rows, int keys, int depth, float* c,
+                 int c_stride) {
+  int m = 0;
+  for (; m + 3 <= rows; m += 3)
+    dots_rows<3>(a + m * a_stride, a_stride, b, keys, depth, c + m * c_stride, c_stride);
+  if (rows - m == 2)
+    dots_rows<2>(a + m * a_stride, a_stride, b, keys, depth, c + m * c_stride, c_stride);
+  else if (rows - m == 1)
+    dots_rows<1>(a + m * a_stride, a_stride, b, keys, depth, c + m * c_stride, c_stride);
+}
+
+}  // namespace piecework
