@@ -41,8 +41,12 @@ def named_ops_per_piece(program: Program, op: str) -> list[int]:
 def check_named_ops(program: Program, layers: int, norms: int) -> None:
     assert named_ops_per_piece(program, "piecework::rotary") == [1] * layers + [0]
     assert named_ops_per_piece(program, "piecework::silu_and_mul") == [0] + [1] * layers
-    # The norm before attention and those of its heads; behind it that of the MLP.
-    assert named_ops_per_piece(program, "piecework::rms_norm") == [norms - 1] + [norms] * (layers - 1) + [2]
+    # The norm before attention, which has no sum before it in the first layer, and those of the heads.
+    assert named_ops_per_piece(program, "piecework::rms_norm") == [norms - 1] + [norms - 2] * (layers - 1) + [
+        0
+    ]
+    # Behind attention that of the MLP, and then that of the next layer.
+    assert named_ops_per_piece(program, "piecework::add_rms_norm") == [0] + [2] * layers
     assert named_ops_per_piece(program, "piecework::linear") == [3] + [7] * (layers - 1) + [5]
     for op in ("aten::rsqrt", "aten::silu", "aten::neg", "aten::linear"):
         assert sum(named_ops_per_piece(program, op)) == 0, op

@@ -1,6 +1,6 @@
 """Passes over traced graphs: the manager, the two kinds of passes, and what they are checked by."""
 
-from piecework.graph.passes.base import EACH_LAYER, GraphPass, Match, Outcome, Pass, PassContext
+from piecework.graph.passes.base import AT_LEAST_ONE, EACH_LAYER, GraphPass, Match, Outcome, Pass, PassContext
 from piecework.graph.passes.bounds import BITWISE, Bound, tolerance
 from piecework.graph.passes.canonicalise import canonicalise
 from piecework.graph.passes.editor import Editor
@@ -9,13 +9,17 @@ from piecework.graph.passes.manager import PassManager
 from piecework.graph.passes.registry import available, make_manager
 from piecework.graph.passes.report import PassReport, Report, Rewrite
 from piecework.graph.passes.rewrite import PatternPass
+from piecework.graph.passes.sets import FusionPlan, LayerInputs, Structure
 
 __all__ = [
+    "AT_LEAST_ONE",
     "BITWISE",
     "EACH_LAYER",
     "Bound",
     "Editor",
+    "FusionPlan",
     "GraphPass",
+    "LayerInputs",
     "Match",
     "Outcome",
     "Pass",
@@ -27,6 +31,7 @@ __all__ = [
     "PatternPass",
     "Report",
     "Rewrite",
+    "Structure",
     "VerificationError",
     "available",
     "canonicalise",

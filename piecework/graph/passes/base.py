@@ -15,8 +15,9 @@ from piecework.graph.passes.bounds import BITWISE, Bound
 from piecework.graph.passes.report import Rewrite
 
 EACH_LAYER: Literal["each_layer"] = "each_layer"
+AT_LEAST_ONE: Literal["at_least_one"] = "at_least_one"
 
-Expectation = Literal["each_layer"] | int | None
+Expectation = Literal["each_layer", "at_least_one"] | int | None
 """`each_layer`: a multiple of the number of layers, not zero; a number: just that; None: anything."""
 
 

@@ -16,7 +16,7 @@ from torch.fx import Graph, GraphModule
 from piecework.compilation import DEFAULT_SPLITTING_OPS
 from piecework.graph.passes.aliases import inputs_of
 from piecework.graph.passes.arguments import op_name
-from piecework.graph.passes.base import EACH_LAYER, Pass, PassContext
+from piecework.graph.passes.base import AT_LEAST_ONE, EACH_LAYER, Pass, PassContext
 from piecework.graph.passes.canonicalise import CANONICALISE
 from piecework.graph.passes.cleanup import remove_dead
 from piecework.graph.passes.equivalence import write_order
@@ -220,12 +220,15 @@ class PassManager:
         if wanted == EACH_LAYER:
             met = found > 0 and found % context.layers == 0
             allowed = f"a multiple of {context.layers} layers"
+        elif wanted == AT_LEAST_ONE:
+            met, allowed = found > 0, "at least one"
         else:
             met, allowed = found == wanted, str(wanted)
         if met:
             return
         nearly = Counter(entry.refused).most_common(1)
         why = f"; {nearly[0][1]} times not: {nearly[0][0]}" if nearly else ""
+        entry.missed = True
         error = PassError(item.name, f"{found} matches, expected {allowed}{why}")
         if self.strict:
             raise error

@@ -9,22 +9,25 @@ Another package names a function that makes a pass in its metadata:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from piecework.errors import ConfigError
-from piecework.graph.passes.base import Pass
+from piecework.graph.passes.base import Expectation, Pass
 from piecework.graph.passes.cleanup import COMMON_SUBEXPRESSIONS, DEAD_CODE
 from piecework.graph.passes.errors import PassError
+from piecework.graph.passes.fusions import FUSIONS
 from piecework.graph.passes.manager import PassManager
 from piecework.graph.passes.raise_ops import raise_linear, raise_rms_norm, raise_silu_and_mul
 from piecework.graph.passes.raise_rotary import raise_rotary
+from piecework.graph.passes.sets import FusionPlan
 
 log = logging.getLogger("piecework.passes")
 
 GROUP = "piecework.passes"
+OWN = "piecework"
 
 RAISE: dict[str, Callable[..., Pass]] = {
     "raise_rms_norm": raise_rms_norm,
@@ -34,10 +37,10 @@ RAISE: dict[str, Callable[..., Pass]] = {
 }
 """For models that are not made of named ops; they run first."""
 
-CLEAN: dict[str, Callable[..., Pass]] = {
-    "common_subexpressions": lambda: COMMON_SUBEXPRESSIONS,
-    "dead_code": lambda: DEAD_CODE,
-}
+MERGE: dict[str, Callable[..., Pass]] = {"common_subexpressions": lambda: COMMON_SUBEXPRESSIONS}
+"""Before the fusions: what is computed twice has two users that are one."""
+
+CLEAN: dict[str, Callable[..., Pass]] = {"dead_code": lambda: DEAD_CODE}
 """They run last."""
 
 ALWAYS = "canonicalise"
@@ -59,7 +62,7 @@ def available() -> dict[str, Available]:
     A foreign pass with the name of another one is left out, with a warning.
     """
     found = {name: _own(name, factory) for name, factory in RAISE.items()}
-    last = {name: _own(name, factory) for name, factory in CLEAN.items()}
+    last = {name: _own(name, factory) for name, factory in (MERGE | FUSIONS | CLEAN).items()}
     for point in sorted(entry_points(group=GROUP), key=lambda p: p.name):
         origin = point.dist.name if point.dist is not None else point.value
         if point.name in found or point.name in last or point.name == ALWAYS:
@@ -70,7 +73,7 @@ def available() -> dict[str, Available]:
 
 
 def _own(name: str, factory: Callable[..., Pass]) -> Available:
-    return Available(name, "piecework", lambda: factory)
+    return Available(name, OWN, lambda: factory)
 
 
 def _loader(point: EntryPoint) -> Callable[[], Callable[..., Pass]]:
@@ -86,16 +89,19 @@ def make_manager(
     disable: Iterable[str] = (),
     *,
     foreign: bool = False,
+    fusions: FusionPlan | None = None,
     strict: bool = False,
     **settings: Any,
 ) -> PassManager:
     """Make a manager with the passes that a configuration asks for.
 
     Args:
-        passes: their names, in the order in which they shall run; None takes all, those that raise
-            torch to named ops only for `foreign` models.
+        passes: their names, in the order in which they shall run; None takes all but the fusions that
+            `fusions` doesn't choose, and those that raise torch to named ops only for `foreign` models.
         disable: names of passes to leave out; the report still lists them.
         foreign: the model is not made of named ops.
+        fusions: what to choose and expect of the fusions; without it none runs by default, and one that is
+            asked for should match somewhere.
         settings: what PassManager takes besides.
 
     Raises:
@@ -107,12 +113,22 @@ def make_manager(
     _known("passes", passes or (), known)
     _known("disable_passes", disable, {**known, ALWAYS: None})
     manager = PassManager(strict=strict, **settings)
-    names = passes if passes is not None else [n for n in known if foreign or n not in RAISE]
-    for name in names:
+    asked = passes is not None
+    if passes is None:
+        chosen = fusions.chosen(list(FUSIONS), disable) if fusions is not None else []
+        left_out = (FUSIONS.keys() - chosen) | (set() if foreign else RAISE.keys())
+        passes = [name for name in known if name not in left_out]
+    active = [name for name in passes if name not in set(disable)]
+    expected: dict[str, Expectation] = {}
+    if fusions is not None:
+        expected = fusions.expected([name for name in active if name in FUSIONS], asked)
+    if any(known[name].origin != OWN for name in active):
+        expected = dict.fromkeys(expected)  # what other packages' passes leave, nobody knows
+    for name in passes:
         try:
-            _add(manager, known[name])
+            _add(manager, known[name], expected)
         except Exception as error:
-            if strict or known[name].origin == "piecework":
+            if strict or known[name].origin == OWN:
                 raise
             log.warning("pass %s of %s is left out: %s", name, known[name].origin, error)
     for name in disable:
@@ -120,9 +136,11 @@ def make_manager(
     return manager
 
 
-def _add(manager: PassManager, found: Available) -> None:
+def _add(manager: PassManager, found: Available, expected: Mapping[str, Expectation]) -> None:
     factory = found.load()
     made = manager.make(factory)
+    if found.name in expected:
+        made = replace(made, expect=expected[found.name])
     if made.name != found.name:
         raise PassError(found.name, f"its entry point makes a pass of the name {made.name}")
     manager.add(made)

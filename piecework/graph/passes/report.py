@@ -35,7 +35,7 @@ class PassReport:
         ops_before, ops_after: the number of calls by op.
         ms: milliseconds, without verification; verify_ms: those of verification.
         bound: what the pass declares; error: what verification measured, None if it did not run.
-        expected: how many matches were expected, as text; None for any number.
+        expected: how many matches were expected, as text; None for any number. missed: there were others.
     """
 
     name: str
@@ -50,6 +50,7 @@ class PassReport:
     bound: str = "bitwise"
     error: float | None = None
     expected: str | None = None
+    missed: bool = False
     rewrites: list[Rewrite] = field(default_factory=list)
 
     @property
