@@ -22,7 +22,7 @@ from piecework.compilation import CompilationConfig
 from piecework.devices.registry import make_device
 from piecework.graph.build import Options, assemble
 from piecework.graph.counters import Counters
-from piecework.graph.passes import Report, make_manager
+from piecework.graph.passes import FusionPlan, Report, make_manager
 from piecework.graph.program import Program
 from piecework.graph.split import SplitError
 from piecework.graph.symbols import MAX_TOKENS, evaluate, expression, sources, symbolic_sizes
@@ -91,6 +91,7 @@ class Backend:
                 config.passes,
                 config.disable_passes,
                 foreign=True,
+                fusions=FusionPlan.of(device.name, None),
                 device=device.name,
                 splitting_ops=config.splitting_ops,
                 verify=config.verify_passes,

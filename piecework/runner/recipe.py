@@ -17,7 +17,7 @@ from piecework.compile.registry import make_compiler
 from piecework.config import EngineConfig
 from piecework.devices import Device
 from piecework.errors import ConfigError
-from piecework.graph.passes import PassManager, Report, make_manager
+from piecework.graph.passes import FusionPlan, PassManager, Report, Structure, make_manager
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
 
@@ -65,6 +65,7 @@ def make_recipe(
     passes = make_manager(
         settings.passes,
         settings.disable_passes,
+        fusions=FusionPlan.of(device.name, dtype, Structure.of(model)),
         strict=settings.strict,
         verify=settings.verify_passes,
         device=device.name,
