@@ -20,6 +20,8 @@ T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
+SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
+QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "compressed-tensors", "modelslim", "ascend")
 
 
 def setting(
@@ -56,6 +58,12 @@ class LoadConfig:
     cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
     dtype: str = setting("auto", "the run's precision; auto is what is fastest on the device", choices=DTYPES)
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
+    quantization: str = setting(
+        "auto",
+        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored",
+        flags=("-q",),
+        choices=QUANTIZATIONS,
+    )
     max_model_len: int | None = setting(
         None, "longest prompt plus output, in tokens", flags=("--max-seq-len", "--context-length")
     )

@@ -29,7 +29,7 @@ BOTTOM = {
 MODEL = {"ops", "layers", "models"}
 BESIDE = {"weights", "tokenizer"}
 PROGRAM = {"graph", "compile", "capture"}
-RUN = {"devices", "kvcache", "runner"}
+RUN = {"devices", "kvcache", "quantization", "runner"}
 # Folder or module -> what it may import from the package, beside itself and the bottom.
 ALLOWED: dict[str, set[str]] = {
     "native": set(),
@@ -38,19 +38,20 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"ops", "layers"},
     "weights": MODEL | {"tokenizer"},
     "tokenizer": {"weights"},
+    "quantization": MODEL | {"weights", "tokenizer"},
     "devices": {"ops"},
     "kvcache": {"ops", "devices"},
     "compile": {"ops", "devices", "graph"},
     "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},
-    "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache"},
+    "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache", "quantization"},
     "explain": MODEL | BESIDE | PROGRAM | RUN,
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,
     "server": {"engine", "llm", "models"} | BESIDE,
     "bench": {"engine", "llm", "models", "devices", "ops"} | BESIDE,
     "eval": {"engine", "llm", "models", "bench"} | BESIDE,
-    "cli": {"engine", "llm", "models", "server", "bench", "eval", "explain"} | BESIDE,
+    "cli": {"quantization", "engine", "llm", "models", "server", "bench", "eval", "explain"} | BESIDE,
 }
 CORE = BOTTOM | {"native"} | MODEL | BESIDE | PROGRAM | RUN | {"engine", "explain", "llm"}
 # The core runs where these are not installed; who needs one imports it inside a function.

@@ -2,10 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import nn
+
+_deferred: ContextVar[bool] = ContextVar("piecework_deferred_parameters", default=False)
+
+
+@contextmanager
+def deferred_parameters() -> Iterator[None]:
+    """Give parameters that are made in this context a shape and a dtype, and no memory yet.
+
+    Quantisation replaces most of them, so that they never need any; `materialise` allocates the rest.
+    """
+    token = _deferred.set(True)
+    try:
+        yield
+    finally:
+        _deferred.reset(token)
 
 
 def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Parameter:
     """Return an uninitialised parameter without gradient."""
-    return nn.Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+    where = torch.device("meta") if _deferred.get() else device
+    return nn.Parameter(torch.empty(shape, dtype=dtype, device=where), requires_grad=False)
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Allocate, on `device`, every parameter of `model` that has no memory yet."""
+    for module in model.modules():
+        for name, given in module.named_parameters(recurse=False):
+            if given.is_meta:
+                made = nn.Parameter(torch.empty_like(given, device=device), requires_grad=False)
+                setattr(module, name, made)

@@ -114,8 +114,6 @@ class ModelConfig:
 def _refuse(config: Fields) -> None:
     if config.get("hidden_act") not in (None, "silu"):
         raise config.error("hidden_act", "silu")
-    if config.get("quantization_config"):
-        raise config.error("quantization_config", "not given: quantised checkpoints are not supported yet")
 
 
 def _sizes(config: Fields, traits: Architecture) -> dict[str, Any]:

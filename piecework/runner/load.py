@@ -14,9 +14,10 @@ from piecework.cache import cache_root
 from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
-from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
+from piecework.quantization.choose import choose_reader
+from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
 from piecework.runner.programs import make_programs
 from piecework.runner.recipe import make_recipe
@@ -24,7 +25,7 @@ from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
-from piecework.weights.load import load_weights, open_checkpoint
+from piecework.weights.load import open_checkpoint
 from piecework.weights.source import resolve
 
 log = logging.getLogger("piecework.load")
@@ -60,6 +61,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
+            reader = choose_reader(checkpoint, options.quantization)
             dtype = choose_dtype(options.dtype, device)
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit)
@@ -73,8 +75,14 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
                 chat_template=_chat_template(options.chat_template),
             )
         with profile.time("load.weights"):
-            model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
-            load_weights(model, checkpoint)
+            model = load_model(
+                model_config,
+                checkpoint,
+                reader,
+                dtype=dtype,
+                device=device.torch_device,
+                max_positions=limit,
+            )
             device.prepare_weights(model)
         generation = dict(checkpoint.generation_config)
     finally:

@@ -19,6 +19,9 @@ from piecework.weights.source import Source
 
 log = logging.getLogger(__name__)
 
+Shapes = tuple[tuple[int, ...], ...]
+"""The shapes that a weight of a checkpoint may have."""
+
 LISTED = 50  # names of each kind in one error
 THREADS = 4  # that read at once; each has its own few megabytes of working memory
 
@@ -62,15 +65,15 @@ def _dummy(source: Source, seed: int, cache_dir: str | os.PathLike[str] | None) 
     return DummyCheckpoint(real.config, real.generation_config, seed, real.where)
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
+def load_weights(model: nn.Module, checkpoint: Checkpoint, taken: Mapping[str, Shapes] = {}) -> None:
     """Fill every parameter of `model`, each exactly once, or raise one ModelError that lists all faults.
 
     The faults are weights that are missing in the checkpoint, that no parameter takes (but for those in
     `piecework.weights.names.HARMLESS` and a tied head), and that have another shape. They are found
-    before anything is read.
+    before anything is read. `taken` are weights that the caller reads, and the shapes that each may have.
     """
     parameters = dict(model.named_parameters())
-    plan = _plan(model, parameters, checkpoint)
+    plan = _plan(model, parameters, checkpoint, taken)
 
     def fill(step: tuple[Piece, Tensor]) -> None:
         checkpoint.read(step[0].name, step[1])
@@ -82,7 +85,10 @@ def load_weights(model: nn.Module, checkpoint: Checkpoint) -> None:
 
 
 def _plan(
-    model: nn.Module, parameters: Mapping[str, nn.Parameter], checkpoint: Checkpoint
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    checkpoint: Checkpoint,
+    taken: Mapping[str, Shapes],
 ) -> list[tuple[Piece, Tensor]]:
     """Each weight to read and the part of a parameter that it fills."""
     packed: dict[str, tuple[str, ...]] = getattr(model, "packed_modules", {})
@@ -95,9 +101,10 @@ def _plan(
         plan.extend((piece, piece.view(parameter.detach())) for piece in pieces)
     if isinstance(checkpoint, DummyCheckpoint):
         return plan
-    wanted = {piece.name: tuple(view.shape) for piece, view in plan}
+    wanted: dict[str, Shapes] = {piece.name: (tuple(view.shape),) for piece, view in plan}
+    wanted.update(taken)
     faults = [
-        ("missing", [f"{n} {list(s)}" for n, s in wanted.items() if n not in offered]),
+        ("missing", [f"{n} {_listed(s)}" for n, s in wanted.items() if n not in offered]),
         (
             "unexpected",
             [
@@ -109,15 +116,19 @@ def _plan(
         (
             "of another shape",
             [
-                f"{n} {list(checkpoint.shape(n))}, the model has {list(s)}"
+                f"{n} {list(checkpoint.shape(n))}, the model has {_listed(s)}"
                 for n, s in wanted.items()
-                if n in offered and checkpoint.shape(n) != s
+                if n in offered and checkpoint.shape(n) not in s
             ],
         ),
     ]
     if any(lines for _, lines in faults):
         raise ModelError(_report(checkpoint.where, faults))
     return plan
+
+
+def _listed(shapes: Shapes) -> str:
+    return " or ".join(str(list(shape)) for shape in shapes)
 
 
 def _report(where: str, faults: list[tuple[str, list[str]]]) -> str:

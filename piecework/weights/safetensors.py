@@ -21,6 +21,7 @@ from piecework.weights.mapped import MappedFile
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+MODELSLIM = "quant_model_weight*.safetensors"  # as ModelSlim names its files, whole or in shards
 STEP = 2**20  # bytes in one step, few enough to stay in a core's cache
 
 _DTYPES: dict[str, torch.dtype] = {
@@ -85,6 +86,17 @@ class SafetensorsCheckpoint:
         """The shape of a weight."""
         return self._entry(name).shape
 
+    def dtype(self, name: str) -> torch.dtype:
+        """The dtype in which a weight is stored."""
+        return self._entry(name).dtype
+
+    def load(self, name: str) -> Tensor:
+        """A weight as it is stored, on the CPU."""
+        entry = self._entry(name)
+        out = torch.empty(entry.shape, dtype=entry.dtype)
+        self.read(name, out)
+        return out
+
     def read(self, name: str, out: Tensor) -> None:
         """Copy a weight into `out`, cast to its dtype; integers only into integers of the same dtype."""
         entry = self._entry(name)
@@ -135,6 +147,8 @@ def _shards(folder: Path) -> dict[str, list[str] | None]:
         return shards
     if (folder / SINGLE).is_file():
         return {SINGLE: None}
+    if found := sorted(path.name for path in folder.glob(MODELSLIM)):
+        return dict.fromkeys(found)
     if list(folder.glob("*.bin")) or list(folder.glob("*.pth")):
         raise ModelError(
             f"{folder}: pickled weights (.bin, .pth) are not read, since a pickle can run code; "

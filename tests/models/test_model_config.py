@@ -116,7 +116,6 @@ def test_tokens_and_dtype() -> None:
     ("fields", "named"),
     [
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not allowed: silu"),
-        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
         ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_scaling.type='dynamic'"),
         ({"rope_parameters": {"rope_type": "longrope"}}, "rope_parameters.rope_type='longrope'"),
         ({"rope_scaling": {"type": "default", "mrope_section": [8, 12]}}, "rope_scaling.mrope_section"),

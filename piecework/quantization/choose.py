@@ -1,0 +1,80 @@
+"""Settles where int8 weights come from: the checkpoint's own format, or quantisation as it is read."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from piecework.errors import ConfigError, ModelError
+from piecework.quantization.compressed_tensors import CompressedTensorsReader
+from piecework.quantization.modelslim import ModelSlimReader, description_of
+from piecework.quantization.on_load import FloatReader
+from piecework.quantization.reader import Reader, Scheme
+from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.dummy import DummyCheckpoint
+from piecework.weights.safetensors import SafetensorsCheckpoint
+
+log = logging.getLogger("piecework.load")
+
+METHODS = {"compressed-tensors": CompressedTensorsReader, "modelslim": ModelSlimReader}
+# Names that users of vLLM-Ascend and SGLang know.
+ALIASES = {"ascend": "modelslim", "w8a8_int8": "w8a8-dynamic"}
+
+
+def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | None:
+    """Return the reader of a checkpoint's int8 weights; None: it is float and stays so.
+
+    Args:
+        asked: `auto` (what the checkpoint is), `none`, a scheme or a format, see `LoadConfig.quantization`.
+
+    Raises:
+        ModelError: the checkpoint is quantised in a way that isn't read.
+        ConfigError: what is asked contradicts what the checkpoint is; names both.
+    """
+    name = ALIASES.get(asked, asked)
+    stated = stated_reader(checkpoint)
+    if stated is None:
+        return _of_float(checkpoint, name, asked)
+    fits = {"auto", stated.scheme, next(n for n, kind in METHODS.items() if isinstance(stated, kind))}
+    if name not in fits:
+        raise ConfigError("quantization", asked, f"{checkpoint.where} is {stated.description}")
+    return stated
+
+
+def stated_reader(checkpoint: Checkpoint) -> CompressedTensorsReader | ModelSlimReader | None:
+    """Return the reader of what the checkpoint says about itself; None: its weights are float."""
+    config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
+    if isinstance(checkpoint, DummyCheckpoint):
+        if config:
+            log.warning("%s: dummy weights are float; its quantization_config is ignored", checkpoint.where)
+        return None
+    description = None
+    if isinstance(checkpoint, SafetensorsCheckpoint):
+        description = description_of(Path(checkpoint.where))
+        if description is not None:
+            return ModelSlimReader(checkpoint, description)
+    if not config:
+        return None
+    method = config.get("quant_method") if isinstance(config, dict) else config
+    if method != "compressed-tensors" or not isinstance(checkpoint, SafetensorsCheckpoint):
+        known = ", ".join(METHODS)
+        raise ModelError(
+            f"{checkpoint.where}: quantization_config.quant_method={method!r} is not supported: {known}"
+        )
+    return CompressedTensorsReader(checkpoint, config)
+
+
+def _of_float(checkpoint: Checkpoint, name: str, asked: str) -> Reader | None:
+    if name in ("auto", "none"):
+        return None
+    if name in METHODS:
+        raise ConfigError("quantization", asked, f"{checkpoint.where} is a checkpoint of float weights")
+    if name == "w8a8-static":
+        raise ConfigError(
+            "quantization",
+            asked,
+            f"{checkpoint.where} has float weights, and static scales need calibration: "
+            "`piecework quantize MODEL OUT --scheme w8a8-static --calibration FILE`",
+        )
+    scheme: Scheme = "w8" if name == "w8" else "w8a8-dynamic"
+    return FloatReader(checkpoint, scheme)

@@ -1,0 +1,75 @@
+"""Makes a model and fills it, with int8 linears where a reader has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+from torch import nn
+
+from piecework.layers.int8 import Int8Linear
+from piecework.layers.parameter import deferred_parameters, materialise
+from piecework.models.build import build_model
+from piecework.models.config import ModelConfig
+from piecework.models.decoder import CausalLM
+from piecework.quantization.assemble import read_target
+from piecework.quantization.dequantise import Dequantised
+from piecework.quantization.on_load import FloatReader
+from piecework.quantization.reader import Reader
+from piecework.quantization.targets import Target, find_targets, kept_float
+from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.load import THREADS, Shapes, load_weights
+
+log = logging.getLogger("piecework.load")
+
+
+def load_model(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    reader: Reader | None,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+) -> CausalLM:
+    """Build the model of `config` and fill it from `checkpoint`; `reader` None: all of it is float.
+
+    A float matrix that becomes int8 is in memory only while it is read. Raises ModelError with all names
+    that are missing, unexpected or of another shape.
+    """
+    if reader is None:
+        model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
+        load_weights(model, checkpoint)
+        return model
+    with deferred_parameters():
+        model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
+    if isinstance(reader, FloatReader):
+        reader.exclude(kept_float(model))
+    offered = set(checkpoint.names())
+    targets = find_targets(
+        model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
+    )
+    taken: dict[str, Shapes] = {}
+    for target in targets:
+        model.set_submodule(target.name, nn.Module())  # a place without weights, until the layer is read
+        inputs = target.module.weight.shape[1]
+        for part in target.parts:
+            taken.update(reader.tensors(part.linear, part.count, inputs, target.bias))
+    materialise(model, device)
+    rest = checkpoint
+    if not isinstance(reader, FloatReader):
+        rest = Dequantised(checkpoint, reader, {part.linear for target in targets for part in target.parts})
+        if rest.linears:
+            log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
+    load_weights(model, rest, taken)
+
+    def read(target: Target) -> Int8Linear:
+        return read_target(target, reader, dtype=dtype, device=device)
+
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        for target, layer in zip(targets, pool.map(read, targets), strict=True):
+            model.set_submodule(target.name, layer.eval())
+    log.info("%s: %s; %d layers are int8", checkpoint.where, reader.description, len(targets))
+    return model
