@@ -11,6 +11,8 @@ from piecework.errors import RequestError
 
 MAX_LOGPROBS = 20
 MAX_N = 128
+LOWEST_LOGPROB = -9999.0
+"""Stands for minus infinity, which JSON can't say; OpenAI's API uses the same number."""
 
 
 @dataclass(frozen=True)

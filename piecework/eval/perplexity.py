@@ -14,8 +14,7 @@ from piecework.engine.service import Service
 from piecework.errors import ConfigError, EngineDeadError, RequestError
 from piecework.eval.options import PerplexityOptions
 from piecework.profile import now
-from piecework.runner.sampler import LOWEST_LOGPROB
-from piecework.sampling import SamplingParams, TokenLogprob
+from piecework.sampling import LOWEST_LOGPROB, SamplingParams, TokenLogprob
 
 DEFAULT_CONTEXT = 2048
 

@@ -13,10 +13,7 @@ from piecework.runner.nucleus import draw
 from piecework.runner.penalties import edit, needs_edit
 from piecework.runner.random import uniform
 from piecework.runner.vocab import argmax, ranked
-from piecework.sampling import SamplingParams, TokenLogprob
-
-LOWEST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON can't say; OpenAI's API uses the same number."""
+from piecework.sampling import LOWEST_LOGPROB, SamplingParams, TokenLogprob
 
 # Other devices may lack float64 or a sorted search: their logits are copied to the host first.
 _SAMPLING_DEVICES = ("cpu", "cuda")

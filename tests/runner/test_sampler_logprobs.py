@@ -10,7 +10,7 @@ import torch
 from sampling_states import peaked, state
 
 from piecework.runner import vocab
-from piecework.runner.sampler import LOWEST_LOGPROB, NonFiniteLogitsError, prompt_logprobs, sample
+from piecework.runner.sampler import NonFiniteLogitsError, prompt_logprobs, sample
 from piecework.sampling import TokenLogprob
 
 
