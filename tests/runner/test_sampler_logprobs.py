@@ -11,7 +11,7 @@ from sampling_states import peaked, state
 
 from piecework.runner import vocab
 from piecework.runner.sampler import NonFiniteLogitsError, prompt_logprobs, sample
-from piecework.sampling import TokenLogprob
+from piecework.sampling import LOWEST_LOGPROB, TokenLogprob
 
 
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
