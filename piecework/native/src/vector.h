@@ -7,11 +7,14 @@
 
 namespace piecework {
 
+#if !defined(PIECEWORK_LANES)  // tests may ask for another width than the machine's
 #if defined(__AVX512F__)
-constexpr int LANES = 16;
+#define PIECEWORK_LANES 16
 #else
-constexpr int LANES = 8;
+#define PIECEWORK_LANES 8
 #endif
+#endif
+constexpr int LANES = PIECEWORK_LANES;
 
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
@@ -30,18 +33,31 @@ inline V load_raw(const void* from) {
 
 inline floats load(const float* from) { return load_raw<floats>(from); }
 
+// GCC 12 makes each widening of __builtin_convertvector into several steps.
 inline floats load(const bf16* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_raw<__m256i>(from)), 16);
+#elif defined(__AVX2__)
+  return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_raw<__m128i>(from)), 16);
+#else
   return (floats)(__builtin_convertvector(load_raw<shorts>(from), uints) << 16);
+#endif
 }
 
 inline floats load(const int8_t* from) {
+#if defined(__AVX512F__)
+  return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_raw<__m128i>(from)));
+#elif defined(__AVX2__)
+  return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
+#else
   return __builtin_convertvector(load_raw<bytes>(from), floats);
+#endif
 }
 
 inline floats load(const f16* from) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && PIECEWORK_LANES == 16
   return (floats)_mm512_cvtph_ps(load_raw<__m256i>(from));
-#elif defined(__F16C__)
+#elif defined(__F16C__) && PIECEWORK_LANES == 8
   return (floats)_mm256_cvtph_ps(load_raw<__m128i>(from));
 #else
   floats x;
@@ -65,10 +81,10 @@ inline void store(bf16* to, floats x) {
 }
 
 inline void store(f16* to, floats x) {
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) && PIECEWORK_LANES == 16
   const __m256i y = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &y, sizeof y);
-#elif defined(__F16C__)
+#elif defined(__F16C__) && PIECEWORK_LANES == 8
   const __m128i y = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &y, sizeof y);
 #else
@@ -166,6 +182,14 @@ inline floats load(const T* from, int64_t n) {
   T kept[LANES] = {};
   std::memcpy(kept, from, size_t(n) * sizeof(T));
   return load(kept);
+}
+
+inline ints load_ints(const int32_t* from, AllLanes) { return load_raw<ints>(from); }
+
+inline ints load_ints(const int32_t* from, int64_t n) {
+  ints x = {};
+  std::memcpy(&x, from, size_t(n) * 4);
+  return x;
 }
 
 template <typename T>
