@@ -1,9 +1,14 @@
-"""The read floor: how long this machine takes, now, to read as many bytes as the weights have."""
+"""What memory allows: how long reading the weights takes at this moment, and how fast a device copies."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
 
+import torch
+from torch import Tensor
+
+from piecework.bench.kernel_timing import Timer, alternate
+from piecework.devices import Device
 from piecework.profile import now
 
 _MOST_BYTES = 2**30
@@ -31,3 +36,30 @@ class ReadFloor:
         if total != self._buffer.numel():
             raise RuntimeError(f"read {total} of {self._buffer.numel()} words")
         return seconds * self._scale
+
+
+class CopyLimit:
+    """How fast a device copies: the bound of kernels that read and write memory once.
+
+    A buffer that fits into a cache is copied faster than memory allows. So the limit of n bytes is the
+    best rate among buffers of n bytes and more, as far as `sizes` go.
+    """
+
+    sizes = tuple(1 << power for power in range(16, 28, 2))
+
+    def __init__(self, device: Device, timer: Timer, repeats: int = 3) -> None:
+        self._device = device
+        samples = [timer.sample(self.copy(size)) for size in self.sizes]
+        times = [min(taken) for taken in alternate(samples, repeats)]
+        self._rates: list[float] = [size / seconds for size, seconds in zip(self.sizes, times, strict=True)]
+
+    def copy(self, nbytes: int) -> Callable[[], Tensor]:
+        """Return a function that reads half of `nbytes` and writes the other half."""
+        words = max(1, nbytes // 8)
+        source, target = (self._device.zeros((words,), torch.float32) for _ in range(2))
+        return lambda: target.copy_(source)
+
+    def rate(self, nbytes: int) -> float:
+        """Return bytes per second."""
+        above = [rate for size, rate in zip(self.sizes, self._rates, strict=True) if size >= nbytes]
+        return max(above or self._rates[-1:])

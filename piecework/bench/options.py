@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from piecework.config import check, setting
+from piecework.config import DTYPES, check, setting
 from piecework.errors import ConfigError
 
 
@@ -107,7 +107,36 @@ class StartupOptions:
 
     def layer_counts(self) -> list[int]:
         """The numbers of layers, smallest first; empty for the model as it is."""
-        parts = [part.strip() for part in (self.layers or "").split(",") if part.strip()]
-        if not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise ConfigError("layers", self.layers, "positive integers such as 8,64")
-        return sorted({int(part) for part in parts})
+        return sorted(set(_positive("layers", self.layers))) if self.layers else []
+
+
+@dataclass(frozen=True)
+class KernelOptions:
+    """`bench kernels`: each fused op against the ops that it replaces."""
+
+    ops: str | None = setting(None, "names of fused ops, such as add_rms_norm,split_qkv_rope (default: all)")
+    hidden: str = setting("576,2048,4096,8192", "hidden sizes")
+    tokens: str = setting("1,32,512,4096", "numbers of tokens")
+    dtype: str = setting("auto", "the precision; auto is what is fastest on the device", choices=DTYPES)
+    repeats: int = setting(7, "samples of each, taken in turn; the median counts")
+    sample_ms: float = setting(2.0, "about how long a sample runs, in milliseconds")
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.hidden_sizes()
+        self.token_counts()
+
+    def hidden_sizes(self) -> list[int]:
+        """The hidden sizes, in the order given."""
+        return _positive("hidden", self.hidden)
+
+    def token_counts(self) -> list[int]:
+        """The numbers of tokens, in the order given."""
+        return _positive("tokens", self.tokens)
+
+
+def _positive(name: str, text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ConfigError(name, text, "positive integers such as 8,64")
+    return [int(part) for part in parts]

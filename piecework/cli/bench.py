@@ -1,4 +1,4 @@
-"""`piecework bench`: latency, throughput and start-up of the engine, and load on a server."""
+"""`piecework bench`: latency, throughput and start-up of the engine, load on a server, and kernels."""
 
 from __future__ import annotations
 
@@ -9,30 +9,38 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from typing import Any
 
-from piecework.bench.options import LatencyOptions, ServingOptions, StartupOptions, ThroughputOptions
+from piecework.bench.options import (
+    KernelOptions,
+    LatencyOptions,
+    ServingOptions,
+    StartupOptions,
+    ThroughputOptions,
+)
 from piecework.cli.flags import add_config_flags, config_from_args, given_settings
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import progress
 from piecework.cli.remote import refuse_engine_settings
-from piecework.config import EngineConfig
+from piecework.config import DeviceConfig, EngineConfig
 
 KINDS = {
     "serving": "load on an OpenAI-compatible server, another one (--base-url) or one started for the run",
     "latency": "one batch of a fixed shape, again and again, without a server",
     "throughput": "many prompts at once, without a server",
     "startup": "cold and warm starts, from a new process to the first token, stage by stage",
+    "kernels": "each fused op against the ops that it replaces, on a device, without a model",
 }
 OPTIONS = {
     "serving": ServingOptions,
     "latency": LatencyOptions,
     "throughput": ThroughputOptions,
     "startup": StartupOptions,
+    "kernels": KernelOptions,
 }
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one benchmark; returns 1 where a request of `serving` failed."""
+    """Run one benchmark; returns 1 where a request of `serving` failed or a kernel's numbers are wrong."""
     kind = arguments[0] if arguments else ""
     if kind in ("-h", "--help"):
         print("usage: piecework bench KIND [flags]\n\nkinds:")
@@ -41,7 +49,13 @@ def run(arguments: Sequence[str]) -> int:
     if kind not in KINDS:
         got = f"; got {kind!r}" if arguments else ""
         raise UserError(f"bench needs one of {', '.join(KINDS)}{got}")
-    commands = {"serving": _serving, "latency": _latency, "throughput": _throughput, "startup": _startup}
+    commands = {
+        "serving": _serving,
+        "latency": _latency,
+        "throughput": _throughput,
+        "startup": _startup,
+        "kernels": _kernels,
+    }
     return commands[kind](arguments[1:])
 
 
@@ -49,7 +63,7 @@ def make_parser(kind: str) -> Parser:
     """Return the parser of one benchmark."""
     parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_config_flags(parser, OPTIONS[kind], EngineConfig)
+    add_config_flags(parser, OPTIONS[kind], DeviceConfig if kind == "kernels" else EngineConfig)
     return parser
 
 
@@ -89,6 +103,19 @@ def _startup(arguments: Sequence[str]) -> int:
         report = run_startup(given_settings(EngineConfig, args), options, done)
     print(json.dumps(report) if args.json else startup_table(report))
     return 0
+
+
+def _kernels(arguments: Sequence[str]) -> int:
+    from piecework.bench.kernels import chosen_ops, kernels_table, run_kernels
+
+    args = make_parser("kernels").parse(arguments)
+    options = config_from_args(KernelOptions, args)
+    device = config_from_args(DeviceConfig, args)
+    total = len(chosen_ops(options)) * len(options.hidden_sizes()) * len(options.token_counts())
+    with progress("kernels", total) as done:
+        report = run_kernels(device.device, device.threads, options, done)
+    print(json.dumps(report) if args.json else kernels_table(report))
+    return int(report["wrong"] > 0)
 
 
 def _offline(args: argparse.Namespace, measure: Callable[[Any, int], dict[str, Any]]) -> dict[str, Any]:

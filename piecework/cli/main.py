@@ -19,7 +19,7 @@ from piecework.version import __version__
 COMMANDS = {
     "generate": ("piecework.cli.generate", "generate text for one or more prompts"),
     "serve": ("piecework.cli.serve", "serve a model over HTTP, OpenAI-compatible"),
-    "bench": ("piecework.cli.bench", "measure latency, throughput, start-up, or a running server"),
+    "bench": ("piecework.cli.bench", "measure latency, throughput, start-up, kernels, or a running server"),
     "eval": ("piecework.cli.eval", "measure answers: accuracy on GSM8K, perplexity of a text"),
     "explain": ("piecework.cli.explain", "show what becomes of a model: passes, pieces, captures"),
     "pull": ("piecework.cli.pull", "fetch a model into the cache and print where it is"),
