@@ -87,8 +87,9 @@ def inline(
 ) -> Inlined:
     """Write a piece in plain torch operations, so that a compiler can fuse what its named ops mean.
 
-    A named op is replaced by its reference where that is what would run; one that has a better
-    implementation on this device stays, and the compiler calls it. With `tokens` all sizes are static.
+    A named op is replaced by its reference where that is what would run, or where what would run says that
+    it gains nothing over fused code (`inline`); any other stays, and the compiler calls it. With `tokens`
+    all sizes are static.
     """
     values = [node.meta["val"] for node in piece.graph.find_nodes(op="placeholder")]
     names = [node.name for node in piece.graph.find_nodes(op="placeholder")]
@@ -120,7 +121,7 @@ class _Inliner(fx.Interpreter):
         if op is None or op.mutates:
             return super().call_function(target, args, kwargs)
         chosen = choose(op, self._order, args)
-        if chosen is not None and chosen.name == REFERENCE:
+        if chosen is not None and (chosen.inline or chosen.name == REFERENCE):
             return op.reference(*args, **kwargs)
         self._check_default(op, chosen, args)
         return super().call_function(target, args, kwargs)

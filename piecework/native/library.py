@@ -9,6 +9,7 @@ import logging
 import os
 import subprocess
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -55,24 +56,30 @@ def build(compiler: str, isa: str, folder: Path) -> Path:
         subprocess.SubprocessError: the compiler failed.
     """
     sources = sorted(SOURCES.glob("*.cpp"))
-    command = [compiler, *toolchain.flags(isa), *map(str, sources), *_openmp()]
-    path = folder / f"{_key(command, toolchain.compiler_version(compiler))}.so"
+    command = [compiler, *toolchain.flags(isa)]
+    libraries = _openmp()
+    path = folder / f"{_key([*command, *map(str, sources), *libraries], compiler)}.so"
     if path.exists():
         return path
     folder.mkdir(parents=True, exist_ok=True)
     # Whoever else builds the same at this time makes the same file; the last rename wins.
-    with tempfile.TemporaryDirectory(dir=folder) as temporary:
+    with tempfile.TemporaryDirectory(dir=folder) as temporary, ThreadPoolExecutor(os.cpu_count()) as pool:
+        objects = [str(Path(temporary) / f"{source.stem}.o") for source in sources]
+        steps = zip(sources, objects, strict=True)
+        list(pool.map(lambda step: _run([*command, "-c", str(step[0]), "-o", step[1]]), steps))
         made = Path(temporary) / "kernels.so"
-        subprocess.run(
-            [*command, "-o", str(made)], check=True, capture_output=True, text=True, timeout=_BUILD_SECONDS
-        )
+        _run([*command, "-shared", *objects, *libraries, "-o", str(made)])
         made.replace(path)
     return path
 
 
-def _key(command: list[str], version: str) -> str:
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=_BUILD_SECONDS)
+
+
+def _key(command: list[str], compiler: str) -> str:
     """Name what the library is made of, wherever its sources lie."""
-    digest = hashlib.sha256(version.encode())
+    digest = hashlib.sha256(toolchain.compiler_version(compiler).encode())
     folder = str(SOURCES.parent)
     for word in command[1:]:
         digest.update(word.removeprefix(folder).encode() + b"\0")

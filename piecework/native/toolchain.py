@@ -57,7 +57,7 @@ def flags(name: str) -> list[str]:
     Nothing of -ffast-math: it makes the whole process flush denormals.
     """
     features = [f"-m{feature.replace('avx512_', 'avx512')}" for feature in ISAS[name]]
-    return ["-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", *features]
+    return ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wno-psabi", *features]
 
 
 def compiler() -> str | None:

@@ -35,11 +35,15 @@ class UnsupportedOpError(PieceworkError):
 
 @dataclass(frozen=True)
 class Implementation:
-    """One way to run an op. `supports` gets the op's arguments; None supports every call."""
+    """One way to run an op. `supports` gets the op's arguments; None supports every call.
+
+    `inline`: a compiler that fuses is better off with the reference written out than with a call of this.
+    """
 
     name: str
     run: Callable[..., Any]
     supports: Callable[..., bool] | None = None
+    inline: bool = False
 
 
 class Op:
@@ -63,12 +67,12 @@ class Op:
         return getattr(torch.ops.piecework, self.name).default
 
     def implement(
-        self, name: str, supports: Callable[..., bool] | None = None
+        self, name: str, supports: Callable[..., bool] | None = None, *, inline: bool = False
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Add an implementation under `name`, replacing one of the same name; use it as a decorator."""
 
         def add(run: Callable[..., Any]) -> Callable[..., Any]:
-            self.implementations[name] = Implementation(name, run, supports)
+            self.implementations[name] = Implementation(name, run, supports, inline)
             return run
 
         return add

@@ -5,53 +5,44 @@
 namespace piecework {
 namespace {
 
-// What becomes of a normed row: stored as T, quantised by a given scale, or by the row's own.
-template <typename T>
-struct AsIs {
-  T* out;
-  void operator()(int64_t r, float* row, const T* weight, int64_t size, float eps) const {
-    norm_row(row, weight, size, eps, out + r * size);
-  }
-};
+// One call: what is added before the norm (nothing if null), and what becomes of the normed row: stored as
+// it is, quantised by a given scale, or by the row's own.
+struct Norm {
+  const void* x;
+  const void* residual;
+  const void* weight;
+  float eps;
+  void* total;
+  void* out;
+  const float* scale;
+  const float* offset;
+  float* row_scale;
+  int64_t rows, size;
 
-template <typename T>
-struct Quantized {
-  Static by;
-  int8_t* out;
-  void operator()(int64_t r, float* row, const T* weight, int64_t size, float eps) const {
-    norm_row(row, weight, size, eps, row);
-    quantize_row(row, size, by, out + r * size);
+  void run(int32_t type) const {
+    const Norm call = *this;
+    with_type(type, [=](auto t) {
+      for_rows(call.rows, 2 * call.size, [=](int64_t r) { call.row<decltype(t)>(r); });
+    });
   }
-};
 
-template <typename T>
-struct RowQuantized {
-  int8_t* out;
-  float* scale;
-  void operator()(int64_t r, float* row, const T* weight, int64_t size, float eps) const {
-    norm_row(row, weight, size, eps, row);
-    scale[r] = quantize_row(row, size, out + r * size);
-  }
-};
-
-template <typename T, template <typename> class Finish>
-void norm(const void* x, const void* weight, float eps, int64_t rows, int64_t size, Finish<T> finish) {
-  for_rows(rows, 2 * size, [=](int64_t r) {
+  template <typename T>
+  void row(int64_t r) const {
     float* row = scratch_row(size);
-    widen_row((const T*)x + r * size, size, row);
-    finish(r, row, (const T*)weight, size, eps);
-  });
-}
-
-template <typename T, template <typename> class Finish>
-void add_norm(const void* x, const void* residual, const void* weight, float eps, void* total, int64_t rows,
-              int64_t size, Finish<T> finish) {
-  for_rows(rows, 2 * size, [=](int64_t r) {
-    float* row = scratch_row(size);
-    add_row((const T*)x + r * size, (const T*)residual + r * size, size, (T*)total + r * size, row);
-    finish(r, row, (const T*)weight, size, eps);
-  });
-}
+    const int64_t at = r * size;
+    const T* from = (const T*)x + at;
+    if (residual)
+      add_row(from, (const T*)residual + at, size, (T*)total + at, row);
+    else
+      widen_row(from, size, row);
+    if (!scale && !row_scale) return norm_row(row, (const T*)weight, size, eps, (T*)out + at);
+    norm_row(row, (const T*)weight, size, eps, row);
+    if (scale)
+      quantize_row(row, size, {scale, offset}, (int8_t*)out + at);
+    else
+      row_scale[r] = quantize_row(row, size, (int8_t*)out + at);
+  }
+};
 
 }  // namespace
 }  // namespace piecework
@@ -73,41 +64,30 @@ void piecework_rms_norm(int32_t type, const void* x, const void* weight, float e
 }
 
 void piecework_rms_norm_quant(int32_t type, const void* x, const void* weight, float eps, const float* scale,
-                              const float* offset, int8_t* out, int64_t rows, int64_t size) {
-  with_type(type, [=](auto t) {
-    norm(x, weight, eps, rows, size, Quantized<decltype(t)>{{scale, offset}, out});
-  });
+                              const float* offset, void* out, int64_t rows, int64_t size) {
+  Norm{x, nullptr, weight, eps, nullptr, out, scale, offset, nullptr, rows, size}.run(type);
 }
 
-void piecework_rms_norm_dynamic_quant(int32_t type, const void* x, const void* weight, float eps, int8_t* out,
+void piecework_rms_norm_dynamic_quant(int32_t type, const void* x, const void* weight, float eps, void* out,
                                       float* row_scale, int64_t rows, int64_t size) {
-  with_type(type, [=](auto t) {
-    norm(x, weight, eps, rows, size, RowQuantized<decltype(t)>{out, row_scale});
-  });
+  Norm{x, nullptr, weight, eps, nullptr, out, nullptr, nullptr, row_scale, rows, size}.run(type);
 }
 
 void piecework_add_rms_norm(int32_t type, const void* x, const void* residual, const void* weight, float eps,
                             void* out, void* total, int64_t rows, int64_t size) {
-  with_type(type, [=](auto t) {
-    using T = decltype(t);
-    add_norm(x, residual, weight, eps, total, rows, size, AsIs<T>{(T*)out});
-  });
+  Norm{x, residual, weight, eps, total, out, nullptr, nullptr, nullptr, rows, size}.run(type);
 }
 
 void piecework_add_rms_norm_quant(int32_t type, const void* x, const void* residual, const void* weight,
-                                  float eps, const float* scale, const float* offset, int8_t* out, void* total,
+                                  float eps, const float* scale, const float* offset, void* out, void* total,
                                   int64_t rows, int64_t size) {
-  with_type(type, [=](auto t) {
-    add_norm(x, residual, weight, eps, total, rows, size, Quantized<decltype(t)>{{scale, offset}, out});
-  });
+  Norm{x, residual, weight, eps, total, out, scale, offset, nullptr, rows, size}.run(type);
 }
 
 void piecework_add_rms_norm_dynamic_quant(int32_t type, const void* x, const void* residual,
-                                          const void* weight, float eps, int8_t* out, void* total,
+                                          const void* weight, float eps, void* out, void* total,
                                           float* row_scale, int64_t rows, int64_t size) {
-  with_type(type, [=](auto t) {
-    add_norm(x, residual, weight, eps, total, rows, size, RowQuantized<decltype(t)>{out, row_scale});
-  });
+  Norm{x, residual, weight, eps, total, out, nullptr, nullptr, row_scale, rows, size}.run(type);
 }
 
 }  // extern "C"

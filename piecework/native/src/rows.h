@@ -1,6 +1,8 @@
 // What all kernels over rows share: threads, a row of floats to work in, and quantisation of such a row.
 #pragma once
 
+#include <omp.h>
+
 #include <vector>
 
 #include "vector.h"
@@ -10,15 +12,22 @@ namespace piecework {
 // Below this many elements waking a thread takes longer than the work.
 constexpr int64_t PARALLEL_ELEMENTS = 32768;
 
+// Not inlined, so that the work of a kernel is compiled once and not for each place that starts it.
+template <typename F>
+__attribute__((noinline)) void rows_between(int64_t from, int64_t to, F f) {
+  for (int64_t row = from; row < to; ++row) f(row);
+}
+
 // Calls f(row) for each row, on all threads where there is work for them; `cost`: of a row, in elements.
 template <typename F>
 inline void for_rows(int64_t rows, int64_t cost, F f) {
-  if (rows == 1 || rows * cost < PARALLEL_ELEMENTS) {
-    for (int64_t row = 0; row < rows; ++row) f(row);
-    return;
+  if (rows == 1 || rows * cost < PARALLEL_ELEMENTS || omp_get_max_threads() == 1)
+    return rows_between(0, rows, f);
+#pragma omp parallel
+  {
+    const int64_t t = omp_get_thread_num(), all = omp_get_num_threads();
+    rows_between(rows * t / all, rows * (t + 1) / all, f);
   }
-#pragma omp parallel for schedule(static)
-  for (int64_t row = 0; row < rows; ++row) f(row);
 }
 
 // This thread's memory for `size` floats, then zeros up to a multiple of STRIDE.

@@ -1,0 +1,110 @@
+// Exact dot products of int8 rows, for the driver in tiles.h.
+// An input row is packed once: int16 for AVX2 and portable code, int8 for VNNI; its tail is zeros.
+#pragma once
+
+#include "tiles.h"
+
+namespace piecework {
+
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define PIECEWORK_VNNI 1
+#endif
+
+#if defined(__AVX2__)
+
+// The sums of the lanes of four vectors.
+inline void store_sums(const __m256i* x, int32_t* to) {
+  const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(x[0], x[1]), _mm256_hadd_epi32(x[2], x[3]));
+  const __m128i all = _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+  _mm_storeu_si128((__m128i*)to, all);
+}
+
+inline int32_t lane_sum(__m256i x) {
+  const __m256i all[4] = {x, x, x, x};
+  int32_t to[4];
+  store_sums(all, to);
+  return to[0];
+}
+
+struct Int8Dot {
+  using Sum = int32_t;
+#if defined(PIECEWORK_VNNI)
+  using Packed = int8_t;
+  static constexpr int STEP = 32, COLUMNS = 4;
+  // VNNI multiplies unsigned by signed bytes: weights count from -128, which adds 128 times the row's sum.
+  static constexpr uint32_t SHIFT = 128;
+
+  static __m256i weights(const int8_t* w) {
+    return _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)w), _mm256_set1_epi8(-128));
+  }
+  static __m256i add(__m256i sum, __m256i w, const Packed* x) {
+    return _mm256_dpbusd_epi32(sum, w, _mm256_loadu_si256((const __m256i*)x));
+  }
+#else
+  using Packed = int16_t;
+  static constexpr int STEP = 16, COLUMNS = 2;
+  static constexpr uint32_t SHIFT = 0;
+
+  static __m256i weights(const int8_t* w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)w)); }
+  static __m256i add(__m256i sum, __m256i w, const Packed* x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_loadu_si256((const __m256i*)x)));
+  }
+#endif
+
+  // c[m][n] = x[m] . w[n] for M packed rows and N rows of k weights.
+  template <int M, int N>
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
+    __m256i sums[M * N];
+    for (int i = 0; i < M * N; ++i) sums[i] = _mm256_setzero_si256();
+    int64_t i = 0;
+    for (; i + STEP <= k; i += STEP)
+      for (int n = 0; n < N; ++n) {
+        const __m256i y = weights(w + n * k + i);
+        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + i);
+      }
+    if (i < k)
+      for (int n = 0; n < N; ++n) {
+        int8_t tail[STEP] = {};  // its products with the row's own zeros are zero whatever is here
+        std::memcpy(tail, w + n * k + i, size_t(k - i));
+        const __m256i y = weights(tail);
+        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + i);
+      }
+    if constexpr (N == 4) {
+      for (int m = 0; m < M; ++m) store_sums(sums + m * N, c + m * c_stride);
+    } else if constexpr (M == 4 && N == 2) {
+      int32_t found[4];
+      for (int m = 0; m < M; m += 2) {
+        store_sums(sums + m * N, found);
+        std::memcpy(c + m * c_stride, found, 8);
+        std::memcpy(c + (m + 1) * c_stride, found + 2, 8);
+      }
+    } else {
+      for (int m = 0; m < M; ++m)
+        for (int n = 0; n < N; ++n) c[m * c_stride + n] = lane_sum(sums[m * N + n]);
+    }
+  }
+};
+
+#else
+
+struct Int8Dot {
+  using Sum = int32_t;
+  using Packed = int16_t;
+  static constexpr int STEP = 16, COLUMNS = 2;
+  static constexpr uint32_t SHIFT = 0;
+
+  template <int M, int N>
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
+    for (int n = 0; n < N; ++n) {
+      const int8_t* y = w + n * k;
+      int32_t sums[M] = {};
+      for (int m = 0; m < M; ++m)
+        for (int64_t i = 0; i < k; ++i) sums[m] += int32_t(x[m * x_stride + i]) * y[i];
+      for (int m = 0; m < M; ++m) c[m * c_stride + n] = sums[m];
+    }
+  }
+};
+
+#endif
+
+}  // namespace piecework

@@ -1,0 +1,96 @@
+"""`linear_w8a8` and `linear_w8` on the CPU, by the library's kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piecework.native import library
+from piecework.native.types import TYPES
+from piecework.ops.cpu.kernels import FLOATS, address, contiguous, kernels, row_stride, row_strided
+from piecework.ops.int8_linear import linear_w8, linear_w8a8
+
+_MOST_CHANNELS = 1 << 17
+"""From here on a sum of products may leave int32."""
+
+
+def _supports_w8a8(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    x_scale: Tensor | None,
+    quant_bias: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> bool:
+    return (
+        x.dtype == weight.dtype == torch.int8
+        and dtype in FLOATS
+        and (bias is None or bias.dtype in FLOATS)
+        and weight.shape[1] < _MOST_CHANNELS
+        and contiguous(x, weight, scale, x_scale, quant_bias, bias)
+        and library() is not None
+    )
+
+
+@linear_w8a8.implement("cpu", supports=_supports_w8a8)
+def linear_w8a8_cpu(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    x_scale: Tensor | None,
+    quant_bias: Tensor | None,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """See the reference. The product is exact; scales and bias are applied as each block of it is done."""
+    n, k = weight.shape
+    out = torch.empty((*x.shape[:-1], n), dtype=dtype)
+    if bias is not None and bias.dtype != torch.float32:
+        bias = bias.float()
+    kernels().piecework_linear_w8a8(
+        TYPES[dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        scale.data_ptr(),
+        address(x_scale),
+        address(quant_bias),
+        address(bias),
+        out.data_ptr(),
+        x.numel() // k,
+        n,
+        k,
+        k,
+    )
+    return out
+
+
+def _supports_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> bool:
+    return (
+        weight.dtype == torch.int8
+        and (bias is None or bias.dtype in FLOATS)
+        and contiguous(weight, scale, bias)
+        and row_strided(x)
+    )
+
+
+@linear_w8.implement("cpu", supports=_supports_w8)
+def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
+    """As the reference, but that the product stays in float32 until it is scaled."""
+    n, k = weight.shape
+    out = x.new_empty((*x.shape[:-1], n))
+    if bias is not None and bias.dtype != torch.float32:
+        bias = bias.float()
+    kernels().piecework_linear_w8(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        scale.data_ptr(),
+        address(bias),
+        out.data_ptr(),
+        x.numel() // k,
+        n,
+        k,
+        row_stride(x),
+    )
+    return out

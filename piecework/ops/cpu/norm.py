@@ -1,0 +1,190 @@
+"""`rms_norm` and its fusions on the CPU: one pass of the library's kernels over each row."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piecework.native.types import TYPES
+from piecework.ops import fused_norm
+from piecework.ops.cpu.kernels import address, contiguous, kernels, row_strided
+from piecework.ops.norm import rms_norm
+
+_int8 = torch.int8
+_empty_like = torch.empty_like
+
+
+def _supports_rms_norm(x: Tensor, weight: Tensor, eps: float) -> bool:
+    """x may be heads [T, N, D] that are cut from longer rows."""
+    if weight.dtype != x.dtype or not contiguous(weight):
+        return False
+    return row_strided(x[0] if x.dim() == 3 else x)
+
+
+@rms_norm.implement("cpu", supports=_supports_rms_norm, inline=True)
+def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See the reference, here as for the others of this file."""
+    size = x.shape[-1]
+    out = x.new_empty(x.shape)
+    inner, outer, step = 1, size, size
+    if x.dim() == 3:
+        inner = x.shape[1]
+        outer, step, _ = x.stride()
+    elif x.dim() == 2:
+        outer = x.stride(0)
+    kernels().piecework_rms_norm(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        out.data_ptr(),
+        x.numel() // size,
+        size,
+        inner,
+        outer,
+        step,
+    )
+    return out
+
+
+def _supports_norm(x: Tensor, weight: Tensor) -> bool:
+    return weight.dtype == x.dtype and contiguous(x, weight) and row_strided(x)
+
+
+def _supports_quant(
+    x: Tensor, weight: Tensor, eps: float, scale: Tensor, reciprocal: Tensor, offset: Tensor | None = None
+) -> bool:
+    return _supports_norm(x, weight)
+
+
+@fused_norm.rms_norm_quant.implement("cpu", supports=_supports_quant, inline=True)
+def rms_norm_quant_cpu(
+    x: Tensor, weight: Tensor, eps: float, scale: Tensor, reciprocal: Tensor, offset: Tensor | None = None
+) -> Tensor:
+    """Divides by the scale, as the reference does."""
+    size = x.shape[-1]
+    out = _empty_like(x, dtype=_int8)
+    kernels().piecework_rms_norm_quant(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        scale.data_ptr(),
+        address(offset),
+        out.data_ptr(),
+        x.numel() // size,
+        size,
+    )
+    return out
+
+
+def _supports_dynamic(x: Tensor, weight: Tensor, eps: float) -> bool:
+    return _supports_norm(x, weight)
+
+
+@fused_norm.rms_norm_dynamic_quant.implement("cpu", supports=_supports_dynamic, inline=True)
+def rms_norm_dynamic_quant_cpu(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The normed row stays in the core's cache until it is quantised."""
+    *shape, size = x.shape
+    out = _empty_like(x, dtype=_int8)
+    scale = torch.empty((*shape, 1))
+    kernels().piecework_rms_norm_dynamic_quant(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        out.data_ptr(),
+        scale.data_ptr(),
+        x.numel() // size,
+        size,
+    )
+    return out, scale
+
+
+def _supports_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> bool:
+    if residual.dtype != x.dtype or not contiguous(residual) or residual.shape != x.shape:
+        return False
+    return _supports_norm(x, weight)
+
+
+@fused_norm.add_rms_norm.implement("cpu", supports=_supports_add, inline=True)
+def add_rms_norm_cpu(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The sum is rounded to x's dtype before the norm reads it."""
+    size = x.shape[-1]
+    out, total = _empty_like(x), _empty_like(x)
+    kernels().piecework_add_rms_norm(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        out.data_ptr(),
+        total.data_ptr(),
+        x.numel() // size,
+        size,
+    )
+    return out, total
+
+
+def _supports_add_quant(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    scale: Tensor,
+    reciprocal: Tensor,
+    offset: Tensor | None = None,
+) -> bool:
+    return _supports_add(x, residual, weight, eps)
+
+
+@fused_norm.add_rms_norm_quant.implement("cpu", supports=_supports_add_quant, inline=True)
+def add_rms_norm_quant_cpu(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    scale: Tensor,
+    reciprocal: Tensor,
+    offset: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Divides by the scale, as the reference does."""
+    size = x.shape[-1]
+    out, total = _empty_like(x, dtype=_int8), _empty_like(x)
+    kernels().piecework_add_rms_norm_quant(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        scale.data_ptr(),
+        address(offset),
+        out.data_ptr(),
+        total.data_ptr(),
+        x.numel() // size,
+        size,
+    )
+    return out, total
+
+
+@fused_norm.add_rms_norm_dynamic_quant.implement("cpu", supports=_supports_add, inline=True)
+def add_rms_norm_dynamic_quant_cpu(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The normed row stays in the core's cache until it is quantised."""
+    *shape, size = x.shape
+    out, total = _empty_like(x, dtype=_int8), _empty_like(x)
+    scale = torch.empty((*shape, 1))
+    kernels().piecework_add_rms_norm_dynamic_quant(
+        TYPES[x.dtype],
+        x.data_ptr(),
+        residual.data_ptr(),
+        weight.data_ptr(),
+        eps,
+        out.data_ptr(),
+        total.data_ptr(),
+        scale.data_ptr(),
+        x.numel() // size,
+        size,
+    )
+    return out, total, scale

@@ -1,0 +1,169 @@
+"""`rotary`, `split_qkv_rope` and `split_qkv_rmsnorm_rope` on the CPU, by the library's kernels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from piecework.native.types import TYPES
+from piecework.ops import fused_qkv
+from piecework.ops.cpu.kernels import address, contiguous, kernels, row_strided
+from piecework.ops.rotary import rotary
+
+
+def _supports_table(positions: Tensor, cos_sin: Tensor) -> bool:
+    return (
+        positions.dtype == torch.int64
+        and cos_sin.dtype == torch.float32
+        and positions.dim() == 1
+        and cos_sin.dim() == 2
+        and contiguous(positions, cos_sin)
+    )
+
+
+def _supports_rotary(
+    positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor, interleaved: bool = False
+) -> bool:
+    return (
+        q.dtype == k.dtype
+        and q.dim() == k.dim() == 3
+        and _supports_table(positions, cos_sin)
+        and row_strided(q[0])
+        and row_strided(k[0])
+    )
+
+
+@rotary.implement("cpu", supports=_supports_rotary, inline=True)
+def rotary_cpu(
+    positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See the reference, here as for the others of this file; q and k may be cut from longer rows."""
+    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+    tokens, heads, size = q.shape
+    q_row, q_step, _ = q.stride()
+    k_row, k_step, _ = k.stride()
+    kernels().piecework_rotary(
+        TYPES[q.dtype],
+        positions.data_ptr(),
+        q.data_ptr(),
+        k.data_ptr(),
+        cos_sin.data_ptr(),
+        interleaved,
+        q_out.data_ptr(),
+        k_out.data_ptr(),
+        tokens,
+        heads,
+        k.shape[1],
+        size,
+        cos_sin.shape[1] // 2,
+        q_row,
+        q_step,
+        k_row,
+        k_step,
+    )
+    return q_out, k_out
+
+
+def _supports_rope(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    interleaved: bool = False,
+) -> bool:
+    return qkv.dim() == 2 and row_strided(qkv) and _supports_table(positions, cos_sin)
+
+
+@fused_qkv.split_qkv_rope.implement("cpu", supports=_supports_rope, inline=True)
+def split_qkv_rope_cpu(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    num_heads: int,
+    num_kv_heads: int,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One pass over each token's row."""
+    return _split_rope(
+        qkv, positions, cos_sin, num_heads, num_kv_heads, interleaved, None, None, None, None, 0.0
+    )
+
+
+def _supports_norm_rope(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+    q_bias: Tensor | None = None,
+    k_bias: Tensor | None = None,
+    interleaved: bool = False,
+) -> bool:
+    weights = (q_weight, k_weight, q_bias, k_bias)
+    same = all(w is None or w.dtype == qkv.dtype for w in weights)
+    return same and contiguous(*weights) and _supports_rope(qkv, positions, cos_sin, num_heads, num_kv_heads)
+
+
+@fused_qkv.split_qkv_rmsnorm_rope.implement("cpu", supports=_supports_norm_rope, inline=True)
+def split_qkv_rmsnorm_rope_cpu(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    q_weight: Tensor,
+    k_weight: Tensor,
+    eps: float,
+    num_heads: int,
+    num_kv_heads: int,
+    q_bias: Tensor | None = None,
+    k_bias: Tensor | None = None,
+    interleaved: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A head stays in the core's cache between its norm and its rotation."""
+    weights = (q_weight.data_ptr(), k_weight.data_ptr(), address(q_bias), address(k_bias))
+    return _split_rope(qkv, positions, cos_sin, num_heads, num_kv_heads, interleaved, *weights, eps)
+
+
+def _split_rope(
+    qkv: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    heads: int,
+    kv_heads: int,
+    interleaved: bool,
+    q_weight: int | None,
+    k_weight: int | None,
+    q_bias: int | None,
+    k_bias: int | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    tokens, width = qkv.shape
+    size = width // (heads + 2 * kv_heads)
+    q = qkv.new_empty((tokens, heads, size))
+    k = qkv.new_empty((tokens, kv_heads, size))
+    v = torch.empty_like(k)
+    kernels().piecework_split_qkv_rope(
+        TYPES[qkv.dtype],
+        qkv.data_ptr(),
+        qkv.stride(0),
+        positions.data_ptr(),
+        cos_sin.data_ptr(),
+        cos_sin.shape[1] // 2,
+        interleaved,
+        tokens,
+        heads,
+        kv_heads,
+        size,
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        q_weight,
+        k_weight,
+        q_bias,
+        k_bias,
+        eps,
+    )
+    return q, k, v

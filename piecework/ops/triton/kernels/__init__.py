@@ -1,0 +1,1 @@
+"""Triton kernels. Importing a module of this folder imports triton, so only a call that runs one does."""
