@@ -6,15 +6,18 @@ seen in some row. Token counts are odd, and one.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import sympy
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.fx import Graph, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from piecework.graph.passes.aliases import inputs_of
+from piecework.graph.passes.arguments import bind
 from piecework.graph.symbols import evaluate, expression
 
 TOKENS = (1, 7, 33)
@@ -59,11 +62,16 @@ def _traced_values(env: Any) -> Any:
 
 
 class Samples:
-    """Makes values for nodes by their fake values; a node gets the same one whenever it is asked for."""
+    """Makes values for nodes by their fake values; a node gets the same one whenever it is asked for.
 
-    def __init__(self, symbols: dict[sympy.Symbol, int], seed: int) -> None:
+    What an input is for is read off `graph`, the one before the rewrite: the rewritten one may be wrong.
+    """
+
+    def __init__(self, symbols: dict[sympy.Symbol, int], seed: int, graph: Graph) -> None:
         self._symbols = symbols
         self._seed = seed
+        self._inputs = {node.name: node for node in graph.find_nodes(op="placeholder")}
+        self._constants = quantisers(graph)
 
     def number(self, val: torch.SymInt | int) -> int:
         """The value of a symbolic size."""
@@ -75,8 +83,19 @@ class Samples:
 
     def make(self, node: Node, salt: int = 0) -> Any:
         """A random value for what `node` gives: a tensor, a number, or a tuple of tensors."""
+        node = self._inputs.get(node.name, node) if node.op == "placeholder" else node
         generator = torch.Generator().manual_seed((self._seed * 1_000_003 + salt) % 2**63)
+        if node in self._constants:
+            return self._constant(node, node.meta["val"])
         return self._make(node, node.meta["val"], generator)
+
+    def _constant(self, node: Node, val: Tensor) -> Tensor:
+        """A scale that brings rows of magnitude 1 well into int8, its reciprocal, or an offset of 5 to 15."""
+        role, scale = self._constants[node]
+        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + zlib.crc32(scale.name.encode()))
+        made = torch.rand(self.shape(val), generator=generator)
+        made = (5 + 10 * made).round() if role == "offset" else 0.01 + 0.02 * made
+        return (1 / made if role == "reciprocal" else made).to(val.dtype).to(val.device)
 
     def _make(self, node: Node, val: Any, generator: torch.Generator) -> Any:
         if isinstance(val, tuple | list):
@@ -118,6 +137,23 @@ class Samples:
         need = 1 + sum((n - 1) * s for n, s in zip(made.shape, strides, strict=True))
         out = torch.zeros(need, dtype=made.dtype).as_strided(made.shape, strides)
         return out.copy_(made)
+
+
+_ROLES = ("scale", "reciprocal", "offset")
+
+
+def quantisers(graph: Graph) -> dict[Node, tuple[str, Node]]:
+    """The inputs that are constants of a static quantisation: what each is, and the scale it belongs to."""
+    found: dict[Node, tuple[str, Node]] = {}
+    for node in graph.nodes:
+        names = [a.name for a in node.target._schema.arguments] if isinstance(node.target, OpOverload) else []
+        if not set(_ROLES).issubset(names):
+            continue
+        bound = bind(node.target, node.args, dict(node.kwargs))
+        for role in _ROLES:
+            if isinstance(bound[role], Node) and bound[role].op == "placeholder":
+                found.setdefault(bound[role], (role, bound["scale"]))
+    return found
 
 
 def is_weight(node: Node, val: Tensor) -> bool:

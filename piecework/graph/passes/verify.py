@@ -74,7 +74,7 @@ class _Source:
 
     def __init__(self, before: Graph, tokens: int, seed: int, in_context: bool, constants: Any) -> None:
         self.tokens = tokens
-        self.samples = Samples(assign(before, tokens), seed)
+        self.samples = Samples(assign(before, tokens), seed, before)
         self._constants = constants
         self._before = before if in_context else None
 
@@ -140,7 +140,7 @@ def _hold(name: str, what: str, results: list[Any], bound: Bound, tokens: int) -
 def _verify_whole(name: str, before: Graph, after: Graph, bound: Bound, constants: Any) -> Verdict:
     worst = 0.0
     for index, tokens in enumerate(TOKENS):
-        samples = Samples(assign(before, tokens), seed=index)
+        samples = Samples(assign(before, tokens), index, before)
         results = [_run_whole(graph, samples, constants) for graph in (before, after)]
         worst = max(worst, _hold(name, "the whole graph", results, bound, tokens))
     return Verdict(worst, 1)
