@@ -41,11 +41,14 @@ def test_every_fused_op_can_be_timed() -> None:
     assert {name for name, module in modules.items() if ".fused_" in module} == set(OPS)
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_figures_fit_together(device: str, run: Callable[..., dict[str, Any]]) -> None:
-    report = run("--device", device, "--hidden", "64", "--tokens", "1,5", "--dtype", "float32")
+@pytest.mark.parametrize(("device", "timed"), [("cpu", OPS), ("sim", ("add_rms_norm_quant",))])
+def test_figures_fit_together(
+    device: str, timed: tuple[str, ...], run: Callable[..., dict[str, Any]]
+) -> None:
+    shape = ["--hidden", "64", "--tokens", "1,5", "--dtype", "float32"]
+    report = run("--device", device, "--ops", ",".join(timed), *shape)
     assert (report["wrong"], report["captured"]) == (0, device == "sim")
-    assert {row["op"] for row in report["rows"]} == set(OPS)
+    assert {row["op"] for row in report["rows"]} == set(timed)
     assert {(row["hidden"], row["tokens"]) for row in report["rows"]} == {(64, 1), (64, 5)}
     for row in report["rows"]:
         assert row["gb_s"] == pytest.approx(row["nbytes"] / row["fused_us"] / 1e3)

@@ -8,6 +8,8 @@ import sys
 import pytest
 from cli_run import Run
 
+from piecework.cli import bench
+from piecework.cli import eval as evaluate
 from piecework.cli.main import COMMANDS
 from piecework.version import __version__
 
@@ -28,7 +30,8 @@ def test_version(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [*COMMANDS, "bench latency", "bench serving", "bench startup", "bench throughput"]
+    "name",
+    [*COMMANDS, *(f"bench {kind}" for kind in bench.KINDS), *(f"eval {kind}" for kind in evaluate.KINDS)],
 )
 def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
