@@ -16,6 +16,7 @@ from piecework.ops import (
 from piecework.ops import cpu as cpu
 from piecework.ops import cuda as cuda
 from piecework.ops import sim as sim
+from piecework.ops import triton as triton
 from piecework.ops.registry import Implementation, Op, UnsupportedOpError, define, get, names
 
 __all__ = [

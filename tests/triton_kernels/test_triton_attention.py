@@ -64,7 +64,14 @@ CASES = [
     {"contexts": [1]},
     {"contexts": [1, 5, 40, 33], "window": 5, "padding": 2},
     {"contexts": [300, 2], "heads": 4, "kv_heads": 1, "page": 16, "dtype": torch.float16},
-    {"contexts": [257, 16, 1], "heads": 2, "kv_heads": 2, "page": 16, "dtype": torch.bfloat16, "spare_pages": 9},
+    {
+        "contexts": [257, 16, 1],
+        "heads": 2,
+        "kv_heads": 2,
+        "page": 16,
+        "dtype": torch.bfloat16,
+        "spare_pages": 9,
+    },
     {"contexts": [70], "heads": 9, "kv_heads": 3, "dim": 96, "page": 8, "window": 64},
     {"contexts": [65, 64, 63], "heads": 2, "kv_heads": 1, "dim": 256, "page": 16, "dtype": torch.bfloat16},
     {"contexts": [90], "heads": 5, "kv_heads": 1, "dim": 80, "page": 1, "dtype": torch.float16},
@@ -81,12 +88,12 @@ def test_the_context_is_split_and_combined(device, monkeypatch):
 
     def parts(*args: int) -> int:
         seen.append(args)
-        return 8
+        return 4
 
     monkeypatch.setattr(attention, "_parts", parts)
-    for case in CASES:
+    for case in CASES[::2]:
         check(decode_args(**case), device)
-    assert len(seen) == len(CASES)
+    assert len(seen) == len(CASES[::2])
 
 
 def test_parts_depend_on_shapes_and_fill_the_processors():

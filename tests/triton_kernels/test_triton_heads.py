@@ -6,16 +6,18 @@ from itertools import product
 
 import pytest
 import torch
-from kernel_calls import FLOATS, compare
+from kernel_calls import FLOATS, compare, same, to
+
+import piecework.ops as ops
 
 # tokens, query heads, key heads, head_dim, channels that turn, interleaved
 CASES = [
     (1, 4, 4, 64, 64, False),
-    (7, 9, 3, 64, 64, True),
-    (5, 8, 1, 96, 96, False),
-    (3, 6, 2, 96, 32, True),
-    (2, 16, 8, 128, 64, False),
-    (2, 2, 1, 256, 256, False),
+    (2, 9, 3, 64, 64, True),
+    (3, 8, 1, 96, 96, False),
+    (2, 6, 2, 96, 32, True),
+    (1, 16, 8, 128, 64, False),
+    (1, 2, 1, 256, 256, False),
 ]
 
 
@@ -77,6 +79,9 @@ def test_results_share_no_memory_with_their_source(device):
 
 def test_a_projection_with_gaps_between_its_rows(device):
     qkv, *rest = split_args(CASES[1], torch.float32)
-    wide = torch.randn(qkv.shape[0], qkv.shape[1] + 8)[:, 8:]
-    compare("split_qkv_rope", (wide, *rest), device) if wide.is_contiguous() else None
-    compare("rotary", rotary_args(CASES[1], torch.float32), device)
+    wide = torch.empty_strided(qkv.shape, (qkv.shape[1] + 8, 1)).copy_(qkv)
+    op = ops.get("split_qkv_rope")
+    there = [to(a, device) for a in (wide, *rest)]
+    expected = op.reference(there[0].contiguous(), *there[1:])
+    for one, other in zip(op.implementations["triton"].run(*there), expected, strict=True):
+        same(one, other)

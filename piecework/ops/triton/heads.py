@@ -37,9 +37,7 @@ def _launch(
     half = cos_sin.shape[1] // 2
     rest = dim - 2 * half
     width = power_of_two(dim)
-    heads_q, heads_kv = (
-        min(_MOST_HEADS, power_of_two(n), max(1, _TILE // width)) for n in (num_q, num_kv)
-    )
+    heads_q, heads_kv = (min(_MOST_HEADS, power_of_two(n), max(1, _TILE // width)) for n in (num_q, num_kv))
     kinds = 1 if v_out is None else 2
     heads_kernel[(tokens, -(-num_q // heads_q) + kinds * -(-num_kv // heads_kv))](
         q,

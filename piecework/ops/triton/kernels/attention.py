@@ -58,9 +58,10 @@ def decode_kernel(
 ):
     """Program (row b, key head h, part s): the GROUP query heads of h over part s of b's context.
 
-    Part 0 takes the newest token's key and value from k and v, and writes them to the cache, of which all
-    parts read the other tokens: nothing that this launch reads was written by it. With one part (partial None) the result goes to `out`; rows
-    behind the last sequence, and those of sequences without tokens, get zeros.
+    Part 0 takes the newest token's key and value from k and v and writes them to the cache, of which all
+    parts read only the older tokens: nothing that this launch reads is written by it. With one part
+    (partial None) the result goes to `out`. Rows behind the last sequence, and those of sequences
+    without tokens, get zeros.
     """
     b = tl.program_id(0)
     h = tl.program_id(1)

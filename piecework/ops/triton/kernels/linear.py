@@ -48,10 +48,7 @@ def linear_kernel(
     a_there = row[:, None] < rows
     b_there = column[None, :] < N
     integer: tl.constexpr = x.dtype.element_ty == tl.int8
-    if integer:
-        product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32)
-    else:
-        product = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    product = tl.zeros((BLOCK_M, BLOCK_N), tl.int32 if integer else tl.float32)
     for start in range(0, K, BLOCK_K):
         if EVEN_K:
             a = tl.load(a_at, a_there, 0)
