@@ -12,8 +12,8 @@ from torch import Tensor, fx
 
 from piecework.devices.base import Device
 from piecework.errors import PieceworkError
+from piecework.graph.binding import MAX_TOKENS
 from piecework.graph.counters import Counters
-from piecework.graph.symbols import MAX_TOKENS
 
 
 class CompileError(PieceworkError):

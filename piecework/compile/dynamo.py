@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, fx
 
 from piecework.compile.base import CompileContext, CompileError, FunctionPiece, first_line
+from piecework.compile.registry import PREFIX
 from piecework.errors import ConfigError
 from piecework.graph.lower import Inlined, inline
 from piecework.graph.symbols import assumptions, symbolic_sizes
-
-PREFIX = "dynamo:"
 
 
 class DynamoCompiler:

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from piecework.compile.base import CompileContext, FunctionPiece
+from piecework.compile.base import CompileContext
+from piecework.compile.source import SourcePiece
 from piecework.graph.lower import direct
 
 _aten = torch.ops.aten
@@ -42,25 +43,19 @@ class EagerCompiler:
     name = "eager"
     parallel = False
 
-    def compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
+    def compile(self, piece: fx.GraphModule, context: CompileContext) -> SourcePiece:
         """Write the piece out; nothing depends on sizes."""
-        function, source = write_python(piece.graph, direct(piece.graph, context.device.op_order))
-        return FunctionPiece(function, self.name, source, opaque=False)
+        source, constants = write_python(piece.graph, direct(piece.graph, context.device.op_order))
+        return SourcePiece(source, constants, self.name)
 
 
-def write_python(
-    graph: fx.Graph, targets: dict[fx.Node, Callable[..., Any]]
-) -> tuple[Callable[..., tuple[Tensor, ...]], str]:
-    """Turn a graph into a function of its inputs that returns a tuple; also return its text.
+def write_python(graph: fx.Graph, targets: dict[fx.Node, Callable[..., Any]]) -> tuple[str, dict[str, Any]]:
+    """Write a graph as a function `piece` of its inputs that returns a tuple; also return the names in it.
 
     `targets` replaces the functions of some nodes. A value is let go after its last use.
     """
     writer = _Writer(graph, targets)
-    source = writer.write()
-    namespace: dict[str, Any] = dict(writer.constants)
-    exec(compile(source, "<piece>", "exec"), namespace)
-    function: Callable[..., tuple[Tensor, ...]] = namespace["piece"]
-    return function, source
+    return writer.write(), writer.constants
 
 
 class _Writer:

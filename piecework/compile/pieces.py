@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from torch import fx
 
 from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler
-from piecework.compile.eager import EagerCompiler
 from piecework.profile import now
 
 log = logging.getLogger("piecework.compile")
@@ -71,5 +70,7 @@ def _compile(
             raise
         log.warning("%s; the piece runs uncompiled (key %s)", error, context.key[:12])
         context.counters.add("compile_failures")
+        from piecework.compile.eager import EagerCompiler  # here, since a stored program needs no compiler
+
         compiled, failure = EagerCompiler().compile(piece, context), error.reason
     return compiled, PieceRecord(context.key, compiled.compiler, now() - start, context.cached, failure)

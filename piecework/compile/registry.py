@@ -1,16 +1,21 @@
-"""Compilers by name."""
+"""Compilers by name. Making one imports it, and with it the part of torch that it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from typing import cast
 
 from piecework.compile.base import Compiler
-from piecework.compile.dynamo import PREFIX, DynamoCompiler
-from piecework.compile.eager import EagerCompiler
-from piecework.compile.inductor import InductorCompiler
 from piecework.errors import ConfigError
 
-_BUILT_IN: dict[str, Callable[[], Compiler]] = {"eager": EagerCompiler, "inductor": InductorCompiler}
+PREFIX = "dynamo:"
+"""Comes before the name of one of torch.compile's backends."""
+
+_BUILT_IN: dict[str, tuple[str, str]] = {
+    "eager": ("piecework.compile.eager", "EagerCompiler"),
+    "inductor": ("piecework.compile.inductor", "InductorCompiler"),
+}
 
 
 def known_compilers() -> list[str]:
@@ -21,7 +26,11 @@ def known_compilers() -> list[str]:
 def make_compiler(name: str) -> Compiler:
     """Make the compiler `name`; an unknown name is a ConfigError that lists the known ones."""
     if name.startswith(PREFIX):
+        from piecework.compile.dynamo import DynamoCompiler
+
         return DynamoCompiler(name.removeprefix(PREFIX))
     if name not in _BUILT_IN:
         raise ConfigError("compiler", name, "one of " + ", ".join(known_compilers()))
-    return _BUILT_IN[name]()
+    module, kind = _BUILT_IN[name]
+    made = cast("Callable[[], Compiler]", getattr(import_module(module), kind))
+    return made()

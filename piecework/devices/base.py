@@ -73,6 +73,10 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until everything that was submitted has run."""
 
+    def fingerprint(self) -> str:
+        """Name what a program depends on beside the device's name and op order, such as a driver."""
+        return ""
+
     def set_threads(self, threads: int | None) -> None:  # noqa: B027 - most devices have no threads to set
         """Use this many host threads for computation; None leaves the default."""
 

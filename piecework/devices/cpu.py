@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
 import torch
+from torch import Tensor
 
 from piecework.devices.base import Device
 from piecework.devices.memory import available_host_memory
+from piecework.native import isa, library
 
 GIB = 2**30
 
@@ -35,8 +40,18 @@ class CpuDevice(Device):
         """Return min(1 GiB, a quarter of free memory): other programs live here too."""
         return min(GIB, self.free_memory() // 4)
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Allocate zeros that take memory, and time, only where they are written to: a cache starts empty."""
+        # numpy asks the system for zeroed pages, where torch writes the zeros.
+        memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
+        return torch.from_numpy(memory).view(dtype).view(shape)
+
     def synchronize(self) -> None:
         """Return at once: calls on the CPU are done when they return."""
+
+    def fingerprint(self) -> str:
+        """Return the instruction set of the kernels, or `torch` where there are none."""
+        return isa() if library() is not None else "torch"
 
     def set_threads(self, threads: int | None) -> None:
         """Set torch's intra-op threads, which are a setting of the process."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib.metadata import EntryPoint, entry_points
 
-from piecework.compile.dynamo import PREFIX
-from piecework.compile.registry import known_compilers
+from piecework.compile.registry import PREFIX, known_compilers
 from piecework.devices import Device
 from piecework.devices.registry import GROUP, device_class, known_devices
 from piecework.explain.report import Choice

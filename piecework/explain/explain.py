@@ -39,7 +39,8 @@ def explain(config: EngineConfig) -> Report:
     recipe = make_recipe(config, device, model_config, dtype, limit)
     model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
     device.prepare_weights(model)
-    programs = make_programs(model, recipe, config, device, Profile(), piece_folder(config), limit)
+    folder = piece_folder(config)
+    programs = make_programs(model, recipe, config, device, Profile(), folder, limit, stored=False)
     return report_on(programs, recipe, limit)
 
 

@@ -15,12 +15,14 @@ from piecework.compile.base import CompileContext, Compiler
 from piecework.compile.pieces import compile_pieces
 from piecework.compile.registry import make_compiler
 from piecework.devices.base import Device
+from piecework.graph.binding import MAX_TOKENS, Binding
 from piecework.graph.counters import Counters
 from piecework.graph.fold import fold
-from piecework.graph.program import Program, link
+from piecework.graph.link import link
+from piecework.graph.program import Program
 from piecework.graph.split import SplitError, split
-from piecework.graph.symbols import HINT, MAX_TOKENS
-from piecework.graph.trace import Binding, Traced, TraceError, trace
+from piecework.graph.symbols import HINT
+from piecework.graph.trace import Traced, TraceError, trace
 from piecework.profile import Profile, now
 
 if TYPE_CHECKING:

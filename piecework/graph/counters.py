@@ -13,6 +13,7 @@ class Counters:
 
     Attributes:
         traces, pieces, holes, distinct: of the programs that were built with these counters.
+        stored_programs: programs that came out of the disk cache; their other counts are of their making.
         compiles: distinct pieces compiled; cache_hits: those of them that came out of the disk cache.
         compile_failures: pieces that run uncompiled because their compiler failed.
         captures, replays: device graphs made and run. eager_runs: runs outside a graph.
@@ -25,6 +26,7 @@ class Counters:
     pieces: int = 0
     holes: int = 0
     distinct: int = 0
+    stored_programs: int = 0
     compiles: int = 0
     cache_hits: int = 0
     compile_failures: int = 0

@@ -20,13 +20,14 @@ from torch.utils._pytree import tree_leaves
 
 from piecework.compilation import CompilationConfig
 from piecework.devices.registry import make_device
+from piecework.graph.binding import MAX_TOKENS, Binding
 from piecework.graph.build import Options, assemble
 from piecework.graph.counters import Counters
 from piecework.graph.passes import FusionPlan, Report, make_manager
 from piecework.graph.program import Program
 from piecework.graph.split import SplitError
-from piecework.graph.symbols import MAX_TOKENS, evaluate, expression, sources, symbolic_sizes
-from piecework.graph.trace import Binding, Traced, TraceError
+from piecework.graph.symbols import evaluate, expression, sources, symbolic_sizes
+from piecework.graph.trace import Traced, TraceError
 from piecework.profile import now
 
 log = logging.getLogger("piecework.dynamo")

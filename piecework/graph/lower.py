@@ -12,8 +12,10 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from piecework import ops
+from piecework.compile.source import ByCall
+from piecework.graph.binding import MAX_TOKENS
 from piecework.graph.recorder import Recorder
-from piecework.graph.symbols import MAX_TOKENS, fresh_fakes, new_fake_mode, symbolic_sizes
+from piecework.graph.symbols import fresh_fakes, new_fake_mode, symbolic_sizes
 from piecework.ops.registry import DEFAULT_ORDER, NAMESPACE, REFERENCE
 
 log = logging.getLogger("piecework.graph")
@@ -51,15 +53,8 @@ def direct(graph: fx.Graph, order: Sequence[str]) -> dict[fx.Node, Callable[...,
         op = named_op(node.target)
         if op is not None:
             chosen = choose(op, order, _arguments(node))
-            found[node] = chosen.run if chosen is not None else _by_call(op, tuple(order))
+            found[node] = chosen.run if chosen is not None else ByCall(op.name, tuple(order))
     return found
-
-
-def _by_call(op: ops.Op, order: tuple[str, ...]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
-        return op.resolve(order, *args).run(*args)
-
-    return run
 
 
 def _arguments(node: fx.Node) -> tuple[Any, ...]:

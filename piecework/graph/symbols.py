@@ -29,8 +29,7 @@ from torch.utils._sympy.printers import PythonPrinter
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
-MAX_TOKENS = 1 << 16
-"""Largest token count that a program is made for, where nobody says otherwise."""
+from piecework.graph.binding import MAX_TOKENS
 
 # The value that stands for the token count where torch wants one to decide by (as for tiling).
 # It is no size that models have, so that a size that was mistaken for it is seen.

@@ -7,15 +7,15 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
 
 from piecework.errors import PieceworkError
+from piecework.graph.binding import MAX_TOKENS, Binding
 from piecework.graph.recorder import Recorder
 from piecework.graph.symbols import (
-    MAX_TOKENS,
     assumptions,
     new_fake_mode,
     new_symbol,
@@ -31,15 +31,6 @@ class TraceError(PieceworkError):
     def __init__(self, reason: str) -> None:
         self.reason = reason
         super().__init__(f"the model cannot be traced: {reason}")
-
-
-@dataclass(frozen=True)
-class Binding:
-    """What a placeholder of a graph stands for: an input by its name, or a weight, bound by reference."""
-
-    kind: Literal["input", "weight"]
-    name: str
-    tensor: Tensor | None = None
 
 
 @dataclass

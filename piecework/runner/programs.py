@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from piecework.capture.buffers import StaticBuffers
@@ -12,9 +12,9 @@ from piecework.capture.plan import CapturePlan, Cost
 from piecework.capture.runner import GraphRunner
 from piecework.config import EngineConfig
 from piecework.devices import Device
-from piecework.graph.build import Options, build_head_program, build_program
 from piecework.graph.counters import Counters
 from piecework.graph.program import Program
+from piecework.graph.stored import ProgramStore, signature, storable, tensors_of
 from piecework.kvcache import LayerShape, PagedKVCache, pages_for
 from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
@@ -72,22 +72,35 @@ def make_programs(
     profile: Profile,
     cache_dir: Path,
     max_len: int,
+    *,
+    stored: bool = True,
 ) -> Programs:
-    """Build both programs, and plan captures from what the device has room for.
+    """Build both programs or take them from the disk, and plan captures from what the device has room for.
 
     Args:
         recipe: what `config` came down to.
-        cache_dir: where compiled pieces are kept.
+        cache_dir: where programs and compiled pieces are kept.
         max_len: the longest context, in tokens.
+        stored: a program from the disk will do; it has no graphs and no report of its passes to look at.
 
     Raises:
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
     settings, choices = config.compilation_config, recipe.capture
     counters, head_counters = Counters(), Counters()
-    made = Options(device, settings, recipe.passes, recipe.compiler, counters, profile, cache_dir)
-    body = build_program(model, made)
-    head = build_head_program(model, replace(made, passes=HeadPasses(recipe.passes), counters=head_counters))
+    store = _store(model, config, device, cache_dir) if stored else None
+    body = store.load("body", model, counters) if store else None
+    head = store.load("head", model, head_counters) if store else None
+    if body is None or head is None:
+        from piecework.graph.build import Options, build_head_program, build_program
+
+        made = Options(device, settings, recipe.passes, recipe.compiler, counters, profile, cache_dir)
+        body = body or build_program(model, made)
+        made = replace(made, passes=HeadPasses(recipe.passes), counters=head_counters)
+        head = head or build_head_program(model, made)
+        if store:
+            store.save("body", body, model, counters)
+            store.save("head", head, model, head_counters)
     largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
     buffers = StaticBuffers(
         device,
@@ -100,6 +113,23 @@ def make_programs(
         with profile.time("capture.plan"):
             _plan(programs)
     return programs
+
+
+def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Path) -> ProgramStore | None:
+    """Where this model's programs are kept; None where they must be made anew."""
+    settings = config.compilation_config
+    if settings.verify_passes or not storable(device):
+        return None
+    modules = [(name, type(m).__qualname__, m.extra_repr()) for name, m in model.named_modules()]
+    compilation = {k: v for k, v in asdict(settings).items() if k != "compile_cache_dir"}
+    weights = {name: signature(tensor) for name, tensor in tensors_of(model).items()}
+    parts = {
+        "model": asdict(model.config),
+        "modules": modules,
+        "weights": weights,
+        "compilation": compilation,
+    }
+    return ProgramStore(cache_dir, device, parts)
 
 
 def _plan(programs: Programs) -> None:

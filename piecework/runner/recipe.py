@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import fx
@@ -12,14 +14,15 @@ from torch import fx
 from piecework import ops
 from piecework.capture.options import CaptureOptions, choose_options
 from piecework.compile.base import Compiler
-from piecework.compile.dynamo import PREFIX
-from piecework.compile.registry import make_compiler
+from piecework.compile.registry import PREFIX, make_compiler
 from piecework.config import EngineConfig
 from piecework.devices import Device
 from piecework.errors import ConfigError
-from piecework.graph.passes import FusionPlan, PassManager, Report, Structure, make_manager
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from piecework.graph.passes import PassManager, Report
 
 log = logging.getLogger("piecework.graph")
 
@@ -37,11 +40,24 @@ class HeadPasses:
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything that can be wrong about `compilation_config` has been refused when there is one."""
+    """Everything that can be wrong about `compilation_config` has been refused when there is one.
+
+    Compiler and passes are made, and what they need is imported, when a program has to be built.
+    """
 
     capture: CaptureOptions
-    compiler: Compiler
-    passes: PassManager
+    compiler_name: str
+    make_passes: Callable[[], PassManager]
+
+    @functools.cached_property
+    def compiler(self) -> Compiler:
+        """The compiler of pieces."""
+        return make_compiler(self.compiler_name)
+
+    @functools.cached_property
+    def passes(self) -> PassManager:
+        """The passes of the model's graph."""
+        return self.make_passes()
 
 
 def make_recipe(
@@ -62,7 +78,24 @@ def make_recipe(
         max_tokens=steps.max_num_batched_tokens,
         max_model_len=max_len,
     )
-    passes = make_manager(
+    recipe = Recipe(
+        capture,
+        compiler_name(settings.compiler, device),
+        functools.partial(make_passes, config, device, model, dtype),
+    )
+    if settings.compiler != "auto":
+        _ = recipe.compiler
+    if settings.passes is not None or settings.disable_passes:
+        _ = recipe.passes
+    return recipe
+
+
+def make_passes(config: EngineConfig, device: Device, model: ModelConfig, dtype: torch.dtype) -> PassManager:
+    """Make the passes that `config` asks for; an unknown name is a ConfigError."""
+    from piecework.graph.passes import FusionPlan, Structure, make_manager
+
+    settings = config.compilation_config
+    return make_manager(
         settings.passes,
         settings.disable_passes,
         fusions=FusionPlan.of(device.name, dtype, Structure.of(model)),
@@ -80,7 +113,6 @@ def make_recipe(
             "hidden_size": model.hidden_size,
         },
     )
-    return Recipe(capture, choose_compiler(settings.compiler, device), passes)
 
 
 def check_splitting_ops(names: Sequence[str]) -> None:
@@ -96,12 +128,12 @@ def check_splitting_ops(names: Sequence[str]) -> None:
         raise ConfigError("splitting_ops", list(names), f"a list with {ATTENTION}, which the runner fills in")
 
 
-def choose_compiler(name: str, device: Device) -> Compiler:
-    """Make the compiler `name`, `auto` being the device's first; one that it lacks is a ConfigError."""
+def compiler_name(name: str, device: Device) -> str:
+    """Return the compiler's name, `auto` being the device's first; one that it lacks is a ConfigError."""
     if name == "auto":
         name = device.compilers[0]
     kind = PREFIX.removesuffix(":") if name.startswith(PREFIX) else name
     if kind not in device.compilers:
         has = ", ".join(f"{PREFIX}<backend>" if c + ":" == PREFIX else c for c in device.compilers)
         raise ConfigError("compiler", name, f"one of {has}, which the device {device.name} has, or auto")
-    return make_compiler(name)
+    return name

@@ -14,6 +14,7 @@ _SHAPE = {
 }
 _EVENTS = {
     "traces": "Graphs traced",
+    "stored_programs": "Programs that came out of the disk cache",
     "compiles": "Distinct pieces compiled",
     "cache_hits": "Compiled pieces that came out of the disk cache",
     "compile_failures": "Pieces that run uncompiled because their compiler failed",

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from piecework.compile.base import CompileContext
 from piecework.compile.eager import EagerCompiler, write_python
+from piecework.compile.source import make_function
 from piecework.devices import make_device
 from piecework.graph.trace import trace
 
@@ -65,6 +66,6 @@ def test_values_are_let_go_after_their_last_use() -> None:
 
     names = {str(n.target): n for n in graph.nodes}
     targets = {names["aten.mul.Tensor"]: multiply, names["aten.sum.dim_IntList"]: total}
-    function, _ = write_python(graph, targets)
+    function = make_function(*write_python(graph, targets))
     function(torch.ones(2, 4))
     assert alive[1] is None
