@@ -55,6 +55,11 @@ def row_strided(x: Tensor) -> bool:
     )
 
 
+def heads_strided(x: Tensor) -> bool:
+    """The same of heads x [T, N, D], of which tokens and heads may each lie at steps of their own."""
+    return x.dtype in FLOATS and x.dim() == 3 and x.stride(2) == 1 and library() is not None
+
+
 def contiguous(*tensors: Tensor | None) -> bool:
     """Whether those of the tensors that are there have no gaps."""
     return all(x is None or x.is_contiguous() for x in tensors)

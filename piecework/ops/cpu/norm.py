@@ -7,7 +7,7 @@ from torch import Tensor
 
 from piecework.native.types import TYPES
 from piecework.ops import fused_norm
-from piecework.ops.cpu.kernels import address, contiguous, kernels, row_strided
+from piecework.ops.cpu.kernels import address, contiguous, heads_strided, kernels, row_strided
 from piecework.ops.norm import rms_norm
 
 _int8 = torch.int8
@@ -18,7 +18,7 @@ def _supports_rms_norm(x: Tensor, weight: Tensor, eps: float) -> bool:
     """x may be heads [T, N, D] that are cut from longer rows."""
     if weight.dtype != x.dtype or not contiguous(weight):
         return False
-    return row_strided(x[0] if x.dim() == 3 else x)
+    return heads_strided(x) or row_strided(x)
 
 
 @rms_norm.implement("cpu", supports=_supports_rms_norm, inline=True)

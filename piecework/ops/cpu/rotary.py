@@ -7,7 +7,7 @@ from torch import Tensor
 
 from piecework.native.types import TYPES
 from piecework.ops import fused_qkv
-from piecework.ops.cpu.kernels import address, contiguous, kernels, row_strided
+from piecework.ops.cpu.kernels import address, contiguous, heads_strided, kernels, row_strided
 from piecework.ops.rotary import rotary
 
 
@@ -26,10 +26,9 @@ def _supports_rotary(
 ) -> bool:
     return (
         q.dtype == k.dtype
-        and q.dim() == k.dim() == 3
+        and heads_strided(q)
+        and heads_strided(k)
         and _supports_table(positions, cos_sin)
-        and row_strided(q[0])
-        and row_strided(k[0])
     )
 
 

@@ -1,0 +1,124 @@
+"""The int8 products are exact, at every shape, and scaled as the references scale them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import DTYPES, compare
+
+from piecework import ops
+from piecework.native import library
+from piecework.ops.int8_linear import int8_product
+
+pytestmark = pytest.mark.skipif(library() is None, reason="the library can't be built here")
+
+w8a8 = ops.get("linear_w8a8")
+w8 = ops.get("linear_w8")
+
+
+def _int8(*shape: int) -> torch.Tensor:
+    return torch.randint(-128, 128, shape, dtype=torch.int8)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The kernel's sums, whose every bit a float32 shows where they are below 2^24; see `_exact`."""
+    implementation = w8a8.implementations["cpu"]
+    args = (x, weight, torch.ones(weight.shape[0]), None, None, None, torch.float32)
+    assert implementation.supports is not None and implementation.supports(*args)
+    y: torch.Tensor = implementation.run(*args)
+    return y
+
+
+def _exact(x: torch.Tensor, weight: torch.Tensor) -> None:
+    """Low bits are seen by subtracting the wanted sum, less a small number, before the conversion."""
+    wanted = int8_product(x, weight)
+    assert torch.equal(wanted, (x.long() @ weight.long().T).int())
+    for row in range(x.shape[0]):
+        args = (
+            x[row : row + 1],
+            weight,
+            torch.ones(weight.shape[0]),
+            None,
+            7 - wanted[row],
+            None,
+            torch.float32,
+        )
+        assert (w8a8.implementations["cpu"].run(*args) == 7).all()
+    assert torch.equal(_product(x, weight), wanted.float())
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 32, 67])
+def test_products_are_exact(rows: int) -> None:
+    for k, n in [(576, 192), (1536, 64), (577, 37), (31, 5), (1, 1), (16, 3), (65, 130)]:
+        _exact(_int8(rows, k), _int8(n, k))
+
+
+def test_the_largest_sums_are_exact() -> None:
+    low = torch.full((5, 4099), -128, dtype=torch.int8)
+    for x, weight in [(low, low), (low, -1 - low), (-1 - low, low), (-1 - low, -1 - low)]:
+        _exact(x, weight)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 12), st.integers(1, 140), st.integers(1, 80))
+def test_any_shape_is_exact(rows: int, k: int, n: int) -> None:
+    _exact(_int8(rows, k), _int8(n, k))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 8, 32, 451])
+def test_products_of_a_model_are_exact(rows: int) -> None:
+    for k, n in [(576, 960), (576, 576), (576, 3072), (1536, 576), (4096, 1023)]:
+        x, weight = _int8(rows, k), _int8(n, k)
+        assert torch.equal(_product(x, weight), (x.double() @ weight.double().T).float())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("static", [False, True])
+def test_scales_and_biases(dtype: torch.dtype, static: bool) -> None:
+    for rows, k, n in [(1, 64, 48), (7, 70, 33), (33, 576, 65)]:
+        x, weight, scale = _int8(rows, k), _int8(n, k), torch.rand(n) * 1e-4
+        x_scale = None if static else torch.rand(rows, 1)
+        quant_bias = torch.randint(-5000, 5000, (n,), dtype=torch.int32) if static else None
+        for bias in (None, torch.randn(n).to(dtype), torch.randn(n)):
+            args = (x, weight, scale, x_scale, quant_bias, bias, dtype)
+            got = w8a8.implementations["cpu"].run(*args)
+            assert got.dtype == dtype
+            compare(got, w8a8.reference(*args), dtype)
+
+
+def test_the_scale_of_a_row_without_numbers_reaches_its_results() -> None:
+    x, weight = torch.zeros(2, 40, dtype=torch.int8), _int8(9, 40)
+    x_scale = torch.tensor([[float("nan")], [0.0]])
+    y = w8a8.implementations["cpu"].run(x, weight, torch.ones(9), x_scale, None, None, torch.float32)
+    assert y[0].isnan().all() and not y[1].any()
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 70), st.integers(1, 150), st.integers(1, 70), st.sampled_from(DTYPES), st.booleans())
+def test_weight_only(rows: int, k: int, n: int, dtype: torch.dtype, biased: bool) -> None:
+    wide = torch.randn(rows, k + 5).to(dtype)
+    x, weight, scale = wide[:, 2 : 2 + k], _int8(n, k), torch.rand(n) * 0.02
+    bias = torch.randn(n).to(dtype) if biased else None
+    implementation = w8.implementations["cpu"]
+    assert implementation.supports is not None and implementation.supports(x, weight, scale, bias)
+    got = implementation.run(x, weight, scale, bias)
+    wanted = F.linear(x.double(), weight.double()) * scale + (0 if bias is None else bias)
+    assert got.dtype == dtype and got.shape == (rows, n)
+    bound = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+    size = F.linear(x.double().abs(), weight.double().abs()) * scale
+    assert ((got - wanted).abs() <= bound * (wanted.abs() + 1e-2 * size) + 1e-5 * size + 1e-6).all()
+
+
+def test_other_calls_are_left_to_the_reference() -> None:
+    x, weight, one = _int8(3, 8), _int8(4, 8), torch.ones(4)
+    supports = w8a8.implementations["cpu"].supports
+    assert supports is not None and supports(x, weight, one, None, None, None, torch.float32)
+    assert not supports(x.int(), weight, one, None, None, None, torch.float32)
+    assert not supports(x, weight, one, None, None, None, torch.float64)
+    assert not supports(x, _int8(8, 4).t(), one, None, None, None, torch.float32)
+    long = torch.zeros(1, 1 << 17, dtype=torch.int8)
+    assert not supports(long, long, torch.ones(1), None, None, None, torch.float32)
