@@ -3,6 +3,7 @@
 from piecework.ops import (
     activation,
     attention,
+    block_linear,
     fused_gate,
     fused_norm,
     fused_qkv,
@@ -15,6 +16,7 @@ from piecework.ops import (
 )
 from piecework.ops import cpu as cpu
 from piecework.ops import cuda as cuda
+from piecework.ops import npu as npu
 from piecework.ops import sim as sim
 from piecework.ops import triton as triton
 from piecework.ops.registry import Implementation, Op, UnsupportedOpError, define, get, names
@@ -25,6 +27,7 @@ __all__ = [
     "UnsupportedOpError",
     "activation",
     "attention",
+    "block_linear",
     "define",
     "fused_gate",
     "fused_norm",

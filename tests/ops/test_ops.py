@@ -19,6 +19,7 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
     qkv, turn = torch.randn(tokens, 80), (torch.randint(0, 50, (tokens,)), torch.randn(50, 4))
     int8, int8_weight = (torch.randint(-128, 128, (n, 24), dtype=torch.int8) for n in (tokens, 7))
     scale, quant_bias = torch.rand(7), torch.randint(-99, 99, (7,), dtype=torch.int32)
+    blocks = torch.randint(0, 50, (2, 2, 144), dtype=torch.uint8)
     w8a8 = (int8, int8_weight, scale, torch.rand(tokens, 1), quant_bias, torch.randn(7), torch.float32)
     return {
         "embedding": (torch.randint(0, 30, (tokens,)), torch.randn(30, 24)),
@@ -41,6 +42,8 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
         "split_qkv_rmsnorm_rope": (qkv, *turn, torch.randn(8), torch.randn(8), 1e-5, 6, 2),
         "linear_w8a8": w8a8,
         "linear_w8": (x, int8_weight, scale, torch.randn(7)),
+        "linear_blocks": (torch.randn(tokens, 64), blocks, 9, torch.randn(9)),
+        "embedding_blocks": (torch.randint(0, 9, (tokens,)), blocks, torch.float32),
     }[name]
 
 
