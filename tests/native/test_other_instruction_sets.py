@@ -27,7 +27,7 @@ from piecework.native import toolchain
 extra = sys.argv[1:]
 flags = toolchain.flags
 toolchain.flags = lambda name: [*flags(name), *extra]
-sys.exit(pytest.main(["-q", "-x", "-p", "no:cacheprovider", *{[str(FOLDER / t) for t in TESTS]!r}]))
+sys.exit(pytest.main(["-x", "-p", "no:cacheprovider", *{[str(FOLDER / t) for t in TESTS]!r}]))
 """
 
 

@@ -54,10 +54,10 @@ inline void product(const float* a, int a_stride, const T* const* b, int rows, i
 
 // The sums of four vectors.
 inline void store_sums(const floats* x, float* to) {
-#if defined(__AVX__)
+#if defined(PIECEWORK_AVX512) || defined(PIECEWORK_AVX2)
   __m128 half[4];
   for (int i = 0; i < 4; ++i) {
-#if defined(__AVX512F__)
+#if defined(PIECEWORK_AVX512)
     const __m256 y = _mm256_add_ps(_mm512_castps512_ps256(__m512(x[i])),
                                    _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(__m512(x[i])), 1)));
 #else

@@ -16,6 +16,13 @@ namespace piecework {
 #endif
 constexpr int LANES = PIECEWORK_LANES;
 
+// Where a vector is one of the machine's, some steps have instructions that compilers don't find.
+#if defined(__AVX512F__) && PIECEWORK_LANES == 16
+#define PIECEWORK_AVX512 1
+#elif defined(__AVX2__) && defined(__F16C__) && PIECEWORK_LANES == 8
+#define PIECEWORK_AVX2 1
+#endif
+
 typedef float floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t uints __attribute__((vector_size(4 * LANES)));
@@ -35,9 +42,9 @@ inline floats load(const float* from) { return load_raw<floats>(from); }
 
 // GCC 12 makes each widening of __builtin_convertvector into several steps.
 inline floats load(const bf16* from) {
-#if defined(__AVX512F__)
+#if defined(PIECEWORK_AVX512)
   return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_raw<__m256i>(from)), 16);
-#elif defined(__AVX2__)
+#elif defined(PIECEWORK_AVX2)
   return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_raw<__m128i>(from)), 16);
 #else
   return (floats)(__builtin_convertvector(load_raw<shorts>(from), uints) << 16);
@@ -45,9 +52,9 @@ inline floats load(const bf16* from) {
 }
 
 inline floats load(const int8_t* from) {
-#if defined(__AVX512F__)
+#if defined(PIECEWORK_AVX512)
   return (floats)_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(load_raw<__m128i>(from)));
-#elif defined(__AVX2__)
+#elif defined(PIECEWORK_AVX2)
   return (floats)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from)));
 #else
   return __builtin_convertvector(load_raw<bytes>(from), floats);
@@ -55,9 +62,9 @@ inline floats load(const int8_t* from) {
 }
 
 inline floats load(const f16* from) {
-#if defined(__AVX512F__) && PIECEWORK_LANES == 16
+#if defined(PIECEWORK_AVX512)
   return (floats)_mm512_cvtph_ps(load_raw<__m256i>(from));
-#elif defined(__F16C__) && PIECEWORK_LANES == 8
+#elif defined(PIECEWORK_AVX2)
   return (floats)_mm256_cvtph_ps(load_raw<__m128i>(from));
 #else
   floats x;
@@ -81,10 +88,10 @@ inline void store(bf16* to, floats x) {
 }
 
 inline void store(f16* to, floats x) {
-#if defined(__AVX512F__) && PIECEWORK_LANES == 16
+#if defined(PIECEWORK_AVX512)
   const __m256i y = _mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &y, sizeof y);
-#elif defined(__F16C__) && PIECEWORK_LANES == 8
+#elif defined(PIECEWORK_AVX2)
   const __m128i y = _mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT);
   std::memcpy(to, &y, sizeof y);
 #else
