@@ -10,7 +10,7 @@ from piecework.profile import now
 
 Sample = Callable[[], float]
 _MOST_CALLS = 200
-_MOST_CAPTURED = 50
+_MOST_CAPTURED = 200
 
 
 class Timer:
