@@ -21,7 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
-QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "compressed-tensors", "modelslim", "ascend")
+QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
 
 
 def setting(
@@ -60,7 +60,8 @@ class LoadConfig:
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
     quantization: str = setting(
         "auto",
-        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored",
+        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored; "
+        "gguf keeps a GGUF file's blocks of 4 or 8 bits as they are, where auto makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
     )

@@ -49,7 +49,7 @@ def measure(programs: Programs, sizes: Sequence[int]) -> list[tuple[int, float, 
     model, device = programs.model, programs.device
     page_size = programs.config.cache.page_size
     pages = pages_for(max(sizes), page_size)
-    dtype = next(model.parameters()).dtype
+    dtype = model.dtype
     cache = PagedKVCache(layer_shapes(model), pages + 1, page_size, dtype, device)
     aside = replace(programs, counters=Counters(), head_counters=Counters())
     eager = replace(aside, options=CaptureOptions("eager", "eager")).graphs(cache)

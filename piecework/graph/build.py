@@ -84,7 +84,7 @@ def build_head_program(model: CausalLM, options: Options) -> Program:
 
     Give it counters of its own: those of the body are about the body.
     """
-    dtype = next(model.parameters()).dtype
+    dtype = model.dtype
     rows = torch.empty(HINT, model.config.hidden_size, dtype=dtype, device=options.device.torch_device)
     return build(model.head, ["rows"], [rows], options)
 

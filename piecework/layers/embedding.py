@@ -9,6 +9,7 @@ import piecework.ops  # noqa: F401  registers the named ops
 from piecework.layers.parameter import parameter
 
 _embedding = torch.ops.piecework.embedding.default
+_linear = torch.ops.piecework.linear.default
 
 
 class Embedding(nn.Module):
@@ -22,6 +23,11 @@ class Embedding(nn.Module):
         """ids [T] int64 -> [T, size]."""
         rows: Tensor = _embedding(ids, self.weight)
         return rows
+
+    def project(self, x: Tensor) -> Tensor:
+        """x [T, size] -> the product with each row, [T, vocab_size]: the head of a model that ties it."""
+        y: Tensor = _linear(x, self.weight, None)
+        return y
 
     def extra_repr(self) -> str:
         """Show the sizes in the model's repr."""

@@ -125,6 +125,11 @@ class CausalLM(nn.Module):
             self.lm_head = Linear(size, config.vocab_size, bias=False, dtype=dtype, device=device)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The precision of hidden states and the KV cache; quantised weights have types of their own."""
+        return self.model.norm.weight.dtype
+
+    @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
         """What each layer's attention needs, by layer."""
         return tuple(attention_spec(self.config, layer) for layer in range(self.config.num_layers))
@@ -155,7 +160,6 @@ class CausalLM(nn.Module):
     def head(self, rows: Tensor) -> Tensor:
         """Hidden states [R, H] -> logits [R, V] in the model's dtype."""
         if self.lm_head is None:
-            logits: Tensor = torch.ops.piecework.linear.default(rows, self.model.embed_tokens.weight, None)
-        else:
-            logits = self.lm_head(rows)
+            return self.model.embed_tokens.project(rows)
+        logits: Tensor = self.lm_head(rows)
         return logits

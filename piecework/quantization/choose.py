@@ -12,6 +12,7 @@ from piecework.quantization.on_load import FloatReader
 from piecework.quantization.reader import Reader, Scheme
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.safetensors import SafetensorsCheckpoint
 
 log = logging.getLogger("piecework.load")
@@ -21,8 +22,10 @@ METHODS = {"compressed-tensors": CompressedTensorsReader, "modelslim": ModelSlim
 ALIASES = {"ascend": "modelslim", "w8a8_int8": "w8a8-dynamic"}
 
 
-def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | None:
+def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
     """Return the reader of a checkpoint's int8 weights; None: it is float and stays so.
+
+    A GGUF file whose blocks shall stay as they are is its own reader.
 
     Args:
         asked: `auto` (what the checkpoint is), `none`, a scheme or a format, see `LoadConfig.quantization`.
@@ -32,6 +35,10 @@ def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | None:
         ConfigError: what is asked contradicts what the checkpoint is; names both.
     """
     name = ALIASES.get(asked, asked)
+    if name == "gguf":
+        if not isinstance(checkpoint, GgufCheckpoint):
+            raise ConfigError("quantization", asked, f"{checkpoint.where} is no GGUF file")
+        return checkpoint
     stated = stated_reader(checkpoint)
     if stated is None:
         return _of_float(checkpoint, name, asked)

@@ -16,10 +16,12 @@ from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.quantization.assemble import read_target
 from piecework.quantization.dequantise import Dequantised
+from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.on_load import FloatReader
 from piecework.quantization.reader import Reader
 from piecework.quantization.targets import Target, find_targets, kept_float
 from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import THREADS, Shapes, load_weights
 
 log = logging.getLogger("piecework.load")
@@ -28,7 +30,7 @@ log = logging.getLogger("piecework.load")
 def load_model(
     config: ModelConfig,
     checkpoint: Checkpoint,
-    reader: Reader | None,
+    reader: Reader | GgufCheckpoint | None,
     *,
     dtype: torch.dtype,
     device: torch.device,
@@ -43,6 +45,8 @@ def load_model(
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
         load_weights(model, checkpoint)
         return model
+    if isinstance(reader, GgufCheckpoint):
+        return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
     if isinstance(reader, FloatReader):

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from piecework.errors import ModelError
 from piecework.weights.gguf.config import architecture_of, config_of
-from piecework.weights.gguf.dequantise import read_rows
+from piecework.weights.gguf.dequantise import read_rows, restore_halves
 from piecework.weights.gguf.header import Header, TensorInfo, short_header
 from piecework.weights.gguf.names import expert_names, model_name, turns_halves
-from piecework.weights.gguf.types import READABLE, type_name
+from piecework.weights.gguf.types import READABLE, GgmlType, type_name
 from piecework.weights.mapped import MappedFile
 
 _ROPE_FACTORS = "rope_freqs.weight"
@@ -79,6 +79,19 @@ class GgufCheckpoint:
                 f"not {list(out.shape)}"
             )
         read_rows(self._file, part.start, READABLE[part.type], out, part.head_dim)
+
+    def kind(self, name: str) -> GgmlType:
+        """The type that a weight has in the file."""
+        return READABLE[self._part(name).type]
+
+    def read_blocks(self, name: str) -> Tensor:
+        """A matrix as in the file, uint8 [rows, bytes of a row], but for the order of q's and k's rows."""
+        part = self._part(name)
+        kind = READABLE[part.type]
+        rows, width = part.shape
+        size = width // kind.block * kind.size
+        data = torch.from_numpy(self._file.copy(part.start, rows * size)).view(rows, size)
+        return restore_halves(data, part.head_dim) if part.head_dim else data
 
     def close(self) -> None:
         """Unmap the file."""
