@@ -35,6 +35,13 @@ def _parts(programs: int, tokens: int, processors: int) -> int:
     return 1 << (max(1, limit).bit_length() - 1)
 
 
+def _block_n(dim: int, itemsize: int) -> int:
+    """Tokens of a step of the loop; float32, which is multiplied without tensor cores, has room for few."""
+    if itemsize == 4:
+        return 16
+    return 64 if dim <= 128 else 32
+
+
 def _supports(
     q: Tensor,
     k: Tensor,
@@ -128,7 +135,7 @@ def paged_attention_decode(
         GROUP=heads // kv_heads,
         DIM=dim,
         BLOCK_G=max(16, power_of_two(heads // kv_heads)),
-        BLOCK_N=64 if block <= 128 and q.itemsize == 2 else 32,
+        BLOCK_N=_block_n(block, q.itemsize),
         BLOCK_D=max(16, block),
         num_warps=4,
         num_stages=3,

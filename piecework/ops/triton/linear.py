@@ -17,11 +17,14 @@ _SHAPES = {
     64: (64, 64, 128, 4, 4),
     128: (128, 128, 128, 8, 3),
 }
+_FLOAT32 = (16, 32, 32, 4, 2)  # multiplied without tensor cores, where larger tiles don't fit the registers
 _GROUP = 8
 _FEW_COLUMNS = 4096
 
 
 def _shape(rows: int, columns: int, itemsize: int) -> tuple[int, int, int, int, int]:
+    if itemsize == 4:
+        return _FLOAT32
     m, n, k, warps, stages = _SHAPES[min(128, max(16, power_of_two(rows)))]
     if m <= 32 and columns < _FEW_COLUMNS:
         n = 16

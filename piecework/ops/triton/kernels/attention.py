@@ -87,9 +87,9 @@ def decode_kernel(
     new_k = tl.load(k + sequence * k_tokens + h * k_heads + channel, there & newest, 0.0)
     new_v = tl.load(v + sequence * v_tokens + h * v_heads + channel, there & newest, 0.0)
     slot = tl.load(slots + b, newest, 0).to(tl.int64)
-    at = (slot // PAGE) * cache_pages + h * cache_heads + (slot % PAGE) * DIM + channel
-    tl.store(k_cache + at, new_k, there & newest)
-    tl.store(v_cache + at, new_v, there & newest)
+    place = (slot // PAGE) * cache_pages + h * cache_heads + (slot % PAGE) * DIM + channel
+    tl.store(k_cache + place, new_k, there & newest)
+    tl.store(v_cache + place, new_v, there & newest)
     score = tl.sum(query.to(tl.float32) * new_k.to(tl.float32)[None, :], 1) * log2_scale
     largest = tl.where(newest, score, float("-inf"))
     weights = tl.where(newest, tl.full((BLOCK_G,), 1.0, tl.float32), 0.0)
@@ -117,11 +117,11 @@ def decode_kernel(
     result = gathered / total[:, None]
     row = sequence * (tl.num_programs(1) * GROUP) + head
     if partial is None:
-        at = sequence * out_tokens + head[:, None] * DIM + channel[None, :]
-        tl.store(out + at, result.to(out.dtype.element_ty), mine)
+        target = sequence * out_tokens + head[:, None] * DIM + channel[None, :]
+        tl.store(out + target, result.to(out.dtype.element_ty), mine)
     else:
-        at = (row * parts + part)[:, None] * DIM + channel[None, :]
-        tl.store(partial + at, result, mine)
+        target = (row * parts + part)[:, None] * DIM + channel[None, :]
+        tl.store(partial + target, result, mine)
         lse = tl.where(weights > 0, largest + tl.log2(total), float("-inf"))
         tl.store(partial_lse + row * parts + part, lse, member < GROUP)
 
