@@ -22,6 +22,8 @@ _TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10
 # Integers may be rounded the other way, and at a 16-bit input's own rounding by one more; few may.
 _MOST_STEPS = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 1}
 _ROUNDED_SHARE = 0.02
+# A median this much above the fastest sample says that the machine did something else, too.
+_NOISY = 1.5
 
 
 def chosen_ops(options: KernelOptions) -> list[str]:
@@ -76,7 +78,8 @@ def measure(
 
     Op, sequences and a copy of as many bytes run in turn. `ratio` is the median of the rounds' ratios;
     `suspicious` marks an op that moves its bytes faster than anything is copied, which can't be right
-    unless it reads much more than it writes.
+    unless it reads much more than it writes. `fastest_` figures are of the fastest samples, which tell more
+    on a machine that does other things; `noisy` marks rows whose medians are far from these.
     """
     expected = as_tensors(case.reference())
     named = {case.op: case.fused, **case.sequences}
@@ -91,6 +94,7 @@ def measure(
     most = max(limit.rate(case.nbytes), case.nbytes / median(copies))
     row |= {
         "fused_us": median(fused) * 1e6,
+        "fastest_fused_us": min(fused) * 1e6,
         "gb_s": rate / 1e9,
         "limit_gb_s": most / 1e9,
         "limit_share": rate / most,
@@ -99,7 +103,17 @@ def measure(
     found = []
     for name, times in zip(case.sequences, sequences, strict=True):
         ratio = median(apart / together for apart, together in zip(times, fused, strict=True))
-        found.append({**row, "before": name, "unfused_us": median(times) * 1e6, "ratio": ratio})
+        found.append(
+            {
+                **row,
+                "before": name,
+                "unfused_us": median(times) * 1e6,
+                "fastest_unfused_us": min(times) * 1e6,
+                "ratio": ratio,
+                "fastest_ratio": min(times) / min(fused),
+                "noisy": any(median(taken) > _NOISY * min(taken) for taken in (fused, times)),
+            }
+        )
     return found
 
 
@@ -132,8 +146,8 @@ def _hardware(device: Device) -> str:
 def kernels_table(report: dict[str, Any]) -> str:
     """Return the report as a table for a person."""
     head = (
-        f"{'op':<26} {'hidden':>6} {'tokens':>6} {'by':<9} {'fused us':>10} {'before us':>10} {'ratio':>6} "
-        f"{'GB/s':>7} {'limit':>7} {'share':>6}  before"
+        f"{'op':<26} {'hidden':>6} {'tokens':>6} {'by':<9} {'fused us':>10} {'before us':>10} {'ratio':>6}  "
+        f"{'fastest':>7} {'GB/s':>7} {'limit':>7} {'share':>6}  before"
     )
     lines = [head]
     for row in report["rows"]:
@@ -142,12 +156,15 @@ def kernels_table(report: dict[str, Any]) -> str:
             lines.append(f"{start} WRONG: {row['error']}")
             continue
         lines.append(
-            f"{start} {row['fused_us']:>10.1f} {row['unfused_us']:>10.1f} {row['ratio']:>5.2f}x "
+            f"{start} {row['fused_us']:>10.1f} {row['unfused_us']:>10.1f} {row['ratio']:>5.2f}x"
+            f"{'~' if row['noisy'] else ' '}{row['fastest_ratio']:>6.2f}x "
             f"{row['gb_s']:>7.1f} {row['limit_gb_s']:>7.1f} {row['limit_share']:>6.0%}"
             f"{'!' if row['suspicious'] else ' '} {row['before']}"
         )
     how = "captured in graphs" if report["captured"] else f"called one by one, {report['threads']} threads"
     lines.append(f"{report['dtype']} on {report['device_name']}, {how}.")
+    if any(row.get("noisy") for row in report["rows"]):
+        lines.append("~ the samples differ much: something else ran; look at the ratio of the fastest ones.")
     if report["suspicious"]:
         lines.append("! faster than the device copies: look whether it does all its work.")
     return "\n".join(lines)

@@ -54,7 +54,9 @@ def test_figures_fit_together(
         assert row["gb_s"] == pytest.approx(row["nbytes"] / row["fused_us"] / 1e3)
         assert row["limit_share"] == pytest.approx(row["gb_s"] / row["limit_gb_s"])
         assert row["suspicious"] == (row["limit_share"] > 1)
-        assert row["ratio"] > 0 and row["unfused_us"] > 0
+        assert row["ratio"] > 0 and row["unfused_us"] >= row["fastest_unfused_us"] > 0
+        fastest = row["fastest_unfused_us"] / row["fastest_fused_us"]
+        assert row["fastest_ratio"] == pytest.approx(fastest)
     before = {row["before"] for row in report["rows"] if row["op"] == "add_rms_norm_quant"}
     assert before == {"add, rms_norm, quantize", "add_rms_norm, quantize"}
 
@@ -120,7 +122,7 @@ def test_what_is_asked_for_wrongly_is_refused(capsys: pytest.CaptureFixture[str]
 def test_the_table_names_ops_and_sequences(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--ops", "silu_mul_quant", "--hidden", "64", "--tokens", "2", "--threads", "1"]
     assert main(["bench", "kernels", *QUICK[:-1], *flags]) == 0
-    head, row, last = capsys.readouterr().out.splitlines()[:3]
+    head, row, last, *_ = capsys.readouterr().out.splitlines()
     assert head.split()[:3] == ["op", "hidden", "tokens"]
     assert row.startswith("silu_mul_quant") and row.endswith("silu_and_mul, quantize")
     assert last.endswith("on cpu, called one by one, 1 threads.")
