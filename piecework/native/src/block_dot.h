@@ -8,6 +8,17 @@ namespace piecework {
 // The kinds of piecework/ops/block_linear.py, by the bytes of a block of 8 rows.
 enum Blocks : int64_t { Q4_0 = 144, Q4_1 = 160, Q8_0 = 272 };
 
+// All fields are 8 bytes, so that there are no gaps.
+struct BlockLinearCall {
+  const void* x;          // [rows][x_stride]
+  const uint8_t* packed;  // [groups][inputs / 32][kind]
+  const void* bias;       // or null
+  void* out;              // [rows][outputs]
+  int64_t x_stride, rows, outputs, inputs;
+  int64_t kind;  // Blocks
+  int64_t type;  // of x, bias and out
+};
+
 constexpr int BLOCK = 32;  // channels
 constexpr int GROUP = 8;   // rows
 

@@ -8,17 +8,6 @@
 
 namespace piecework {
 
-// All fields are 8 bytes, so that there are no gaps.
-struct BlockLinearCall {
-  const void* x;          // [rows][x_stride]
-  const uint8_t* packed;  // [groups][inputs / 32][kind]
-  const void* bias;       // or null
-  void* out;              // [rows][outputs]
-  int64_t x_stride, rows, outputs, inputs;
-  int64_t kind;  // Blocks
-  int64_t type;  // of x, bias and out
-};
-
 namespace {
 
 constexpr int ROWS = 4;             // of x at a time

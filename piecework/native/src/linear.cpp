@@ -8,17 +8,6 @@
 
 namespace piecework {
 
-// All fields are 8 bytes, so that there are no gaps; strides are in elements.
-struct LinearCall {
-  const void* x;
-  const void* weight;
-  const void* bias;  // or null
-  void* out;         // [rows][outputs]
-  int64_t x_stride, weight_stride;
-  int64_t rows, outputs, inputs;
-  int64_t type;  // of x, weight, bias and out
-};
-
 namespace {
 
 constexpr int ROWS = 48;          // of x in a tile: they and the tile's columns share a core's second cache

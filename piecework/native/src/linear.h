@@ -11,6 +11,17 @@
 
 namespace piecework {
 
+// All fields are 8 bytes, so that there are no gaps; strides are in elements.
+struct LinearCall {
+  const void* x;
+  const void* weight;
+  const void* bias;  // or null
+  void* out;         // [rows][outputs]
+  int64_t x_stride, weight_stride;
+  int64_t rows, outputs, inputs;
+  int64_t type;  // of x, weight, bias and out
+};
+
 // How x and w are multiplied: STEP channels at a time, into the lanes of a vector of sums.
 template <typename W>
 struct Widened {

@@ -16,7 +16,7 @@ _NUMBERS = ("x_stride", "rows", "outputs", "inputs", "kind", "type")
 
 
 class _Call(ctypes.Structure):
-    """`BlockLinearCall` of native/src/block_linear.cpp."""
+    """`BlockLinearCall` of native/src/block_dot.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _POINTERS),

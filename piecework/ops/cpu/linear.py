@@ -14,7 +14,7 @@ from piecework.ops.linear import linear
 
 
 class _Call(ctypes.Structure):
-    """`LinearCall` of native/src/linear.cpp."""
+    """`LinearCall` of native/src/linear.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),

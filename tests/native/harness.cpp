@@ -1,0 +1,148 @@
+// Runs attention and the linears on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
+//
+// All tensors have exactly the bytes that a call may touch, so that one byte too far is found.
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <vector>
+
+#include "attention.h"
+#include "block_dot.h"
+#include "linear.h"
+
+extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
+extern "C" void piecework_linear(const piecework::LinearCall*);
+extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
+
+namespace {
+using namespace piecework;
+std::mt19937 generator(1);
+
+// Heap memory of exactly this size: a vector may have more.
+template <typename T>
+struct Buffer {
+  std::unique_ptr<T[]> data;
+  size_t size;
+  explicit Buffer(size_t n) : data(new T[n]()), size(n) {}
+};
+
+template <typename T>
+Buffer<T> random_values(size_t n) {
+  Buffer<T> made(n);
+  std::normal_distribution<float> normal;
+  for (size_t i = 0; i < n; ++i) made.data[i] = from_float<T>(normal(generator));
+  return made;
+}
+
+void expect(bool good, const char* what) {
+  if (good) return;
+  std::printf("wrong: %s\n", what);
+  std::exit(1);
+}
+
+template <typename T>
+constexpr int64_t type_of() {
+  return sizeof(T) == 4 ? FLOAT32 : std::is_same<T, bf16>::value ? BFLOAT16 : FLOAT16;
+}
+
+template <typename T>
+void linear(int64_t rows, int64_t outputs, int64_t inputs, bool with_bias) {
+  auto x = random_values<T>(rows * inputs), w = random_values<T>(outputs * inputs), b = random_values<T>(outputs);
+  Buffer<T> y(rows * outputs);
+  const LinearCall call{x.data.get(), w.data.get(), with_bias ? b.data.get() : nullptr, y.data.get(), inputs,
+                        inputs,       rows,         outputs,                            inputs,       type_of<T>()};
+  piecework_linear(&call);
+  for (int64_t m = 0; m < rows; ++m)
+    for (int64_t n = 0; n < outputs; ++n) {
+      double sum = with_bias ? to_float(b.data[n]) : 0;
+      for (int64_t k = 0; k < inputs; ++k)
+        sum += double(to_float(x.data[m * inputs + k])) * to_float(w.data[n * inputs + k]);
+      expect(std::abs(sum - to_float(y.data[m * outputs + n])) < 0.02 * std::sqrt(double(inputs)) + 1e-3, "linear");
+    }
+}
+
+void blocks(int64_t rows, int64_t outputs, int64_t count, int64_t kind) {
+  const int64_t inputs = count * BLOCK, groups = (outputs + GROUP - 1) / GROUP;
+  auto x = random_values<float>(rows * inputs);
+  Buffer<uint8_t> w(groups * count * kind);
+  for (size_t i = 0; i < w.size; ++i) w.data[i] = uint8_t(generator() & 31);  // scales stay small numbers
+  Buffer<float> y(rows * outputs);
+  const BlockLinearCall call{x.data.get(), w.data.get(), nullptr, y.data.get(), inputs,
+                             rows,         outputs,      inputs,  kind,         FLOAT32};
+  piecework_linear_blocks(&call);
+  for (size_t i = 0; i < y.size; ++i) expect(std::isfinite(y.data[i]), "linear_blocks");
+}
+
+template <typename T>
+void attention(std::vector<int> queries, std::vector<int> lengths, int64_t kv_heads, int64_t group, int64_t dim,
+               int64_t page_size, int64_t window, int padding) {
+  const int64_t sequences = int64_t(queries.size());
+  int64_t pages = 1, most = 1, valid = 0;
+  Buffer<int32_t> starts(sequences + 1), contexts(sequences);
+  for (int64_t b = 0; b < sequences; ++b) {
+    const int64_t n = (lengths[b] + page_size - 1) / page_size;
+    pages += n;
+    most = std::max(most, n);
+    valid += queries[b];
+    starts.data[b + 1] = int32_t(valid);
+    contexts.data[b] = lengths[b];
+  }
+  const int64_t rows = valid + padding;
+  Buffer<int32_t> table(sequences * most), slots(rows);
+  int32_t next = 1;
+  for (int64_t b = 0; b < sequences; ++b) {
+    for (int64_t i = 0; i < (lengths[b] + page_size - 1) / page_size; ++i) table.data[b * most + i] = next++;
+    for (int i = 0; i < queries[b]; ++i) {
+      const int at = lengths[b] - queries[b] + i;
+      slots.data[starts.data[b] + i] =
+          int32_t(table.data[b * most + at / page_size] * page_size + at % page_size);
+    }
+  }
+  const int64_t width = kv_heads * dim;
+  auto q = random_values<T>(rows * width * group), k = random_values<T>(rows * width);
+  auto v = random_values<T>(rows * width), keys = random_values<T>(pages * width * page_size);
+  auto values = random_values<T>(pages * width * page_size);
+  Buffer<T> out(rows * width * group);
+  const AttentionCall call{q.data.get(),         k.data.get(),
+                           v.data.get(),         out.data.get(),
+                           keys.data.get(),      values.data.get(),
+                           slots.data.get(),     table.data.get(),
+                           starts.data.get(),    contexts.data.get(),
+                           width * group,        width,
+                           width,                width * group,
+                           rows,                 sequences,
+                           most,                 kv_heads * group,
+                           kv_heads,             dim,
+                           page_size,            window,
+                           type_of<T>(),         1 / std::sqrt(double(dim))};
+  piecework_paged_attention(&call);
+  for (size_t i = 0; i < out.size; ++i) {
+    const float y = to_float(out.data[i]);
+    expect(std::abs(y) < 8, "attention");  // a mean of values
+    expect(i < size_t(valid * width * group) || y == 0, "padding");
+  }
+}
+
+template <typename T>
+void all() {
+  for (int64_t inputs : {1, 7, 16, 33, 64, 1100})
+    for (int64_t rows : {1, 2, 3, 7, 50}) linear<T>(rows, rows == 50 ? 37 : 5, inputs, inputs % 2);
+  attention<T>({1, 1, 1}, {1, 65, 700}, 2, 3, 64, 16, 0, 2);
+  attention<T>({5, 1, 90}, {5, 33, 140}, 1, 4, 80, 7, 0, 1);
+  attention<T>({1, 3}, {300, 70}, 3, 1, 24, 1, 40, 0);
+  attention<T>({20}, {2500}, 1, 2, 8, 64, 0, 0);
+}
+
+}  // namespace
+
+int main() {
+  all<float>();
+  all<bf16>();
+  all<f16>();
+  for (int64_t kind : {Q4_0, Q4_1, Q8_0})
+    for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
+  blocks(40, 200, 9, Q4_1);
+  std::printf("ok\n");
+}
