@@ -112,7 +112,7 @@ class CudaDevice(Device):
         return result
 
     def capture(self, fn: Callable[[], T], pool: Any) -> tuple[CapturedGraph, T]:
-        """Record what `fn` launches.
+        """Record what `fn` launches, and launch it once, which is when the driver gives a graph its memory.
 
         `torch.cuda.graph` would empty the allocator's cache at every capture, and there are thousands.
         """
@@ -128,6 +128,7 @@ class CudaDevice(Device):
                         graph.capture_end()
                     raise
                 graph.capture_end()
+                graph.replay()
         except torch.cuda.OutOfMemoryError as error:
             raise DeviceError(self.name, "capture", str(error)) from error
         except RuntimeError as error:

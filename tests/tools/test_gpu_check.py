@@ -26,8 +26,15 @@ def test_the_dry_run_checks_numbers_and_times_every_mode(tmp_path):
         ("piecewise", True),
         ("full", True),
     ]
-    assert {(row["phase"], row["mode"]) for row in report["speed"]} == {
-        *((("decode"), mode) for mode in ("eager", "piecewise", "full")),
-        ("prefill", "eager"),
-        ("prefill", "piecewise"),
+    assert {(row["weights"], row["phase"], row["mode"]) for row in report["speed"]} == {
+        (weights, phase, mode)
+        for weights in ("float", "int8")
+        for phase, modes in (("decode", ("eager", "piecewise", "full")), ("prefill", ("eager", "piecewise")))
+        for mode in modes
     }
+    tables = report["tables"]
+    checked = [row for name in tables if "references" in name for row in tables[name]]
+    assert {row["op"] for row in checked} >= {"add_rms_norm_quant", "linear_w8a8", "paged_attention"}
+    assert all(row["ok"] for row in checked)
+    assert {row["op"] for row in tables["fused ops"]} == {row["op"] for row in checked if "dtype" in row}
+    assert len(tables["int8 linears and decode attention"]) == 6

@@ -47,11 +47,23 @@ _SMALL = {
     "head_dim": 128,
     "vocab_size": 151936,
 }
+# Likewise of Qwen3-8B.
+_LARGE = {
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": False,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny-qwen3": {**_QWEN3, **_TINY},
     "tiny-llama": {**_QWEN3, **_TINY, "architectures": ["LlamaForCausalLM"], "model_type": "llama"},
     "tiny-qwen3-moe": {**_QWEN3, **_TINY, **_TINY_MOE},
     "qwen3-0.6b": {**_QWEN3, **_SMALL},
+    "qwen3-8b": {**_QWEN3, **_LARGE},
 }
 
 

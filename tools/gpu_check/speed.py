@@ -16,6 +16,7 @@ from piecework.runner.runner import Runner
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import SamplingParams
 
+MODES = ("eager", "piecewise", "full")
 _GREEDY = SamplingParams(temperature=0.0)
 
 
@@ -41,12 +42,15 @@ def time_modes(
     context: int,
     tokens: tuple[int, ...],
     repeats: int,
+    quantization: str = "auto",
+    modes: tuple[str, ...] = MODES,
 ) -> list[dict[str, Any]]:
     """Time decode steps at each batch size and prefill steps at each token count, mode by mode.
 
-    The modes run in turns, so that a change of the clock hits all of them.
+    The modes run in turns, so that a change of the clock hits all of them; `eager` must be among them.
     """
-    runners = {mode: _runner(model, device, mode, dtype, batches, context, tokens) for mode in _MODES}
+    settings = {"model": model, "device": device, "dtype": dtype, "quantization": quantization}
+    runners = {mode: _runner(settings, mode, batches, context, tokens) for mode in modes}
     rows: list[dict[str, Any]] = []
     for batch in batches:
         times = _in_turns(runners, [_decode_item(i, context) for i in range(batch)], repeats)
@@ -58,14 +62,9 @@ def time_modes(
     return rows
 
 
-_MODES = ("eager", "piecewise", "full")
-
-
 def _runner(
-    model: str,
-    device: str,
+    settings: dict[str, Any],
     mode: str,
-    dtype: str,
     batches: tuple[int, ...],
     context: int,
     tokens: tuple[int, ...],
@@ -77,9 +76,7 @@ def _runner(
         "prefill_capture_sizes": list(tokens),
     }
     settings = {
-        "model": model,
-        "device": device,
-        "dtype": dtype,
+        **settings,
         "load_format": "dummy",
         "max_model_len": max(context, *tokens) + 16,
         "max_num_seqs": max(batches),
@@ -119,10 +116,12 @@ def _in_turns(runners: dict[str, Runner], items: list[BatchItem], repeats: int) 
 def _row(
     phase: str, size: int, mode: str, times: dict[str, float], runner: Runner, context_tokens: int
 ) -> dict[str, Any]:
-    weights = sum(p.nbytes for p in runner.programs.model.parameters())
+    model = runner.programs.model
+    weights = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     kv = runner.cache.nbytes // (runner.cache.num_pages * runner.cache.page_size) * context_tokens
     seconds = times[mode]
     return {
+        "weights": "int8" if any(p.dtype == torch.int8 for p in model.parameters()) else "float",
         "phase": phase,
         "size": size,
         "mode": mode,
