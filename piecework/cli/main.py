@@ -22,6 +22,10 @@ COMMANDS = {
     "bench": ("piecework.cli.bench", "measure latency, throughput, start-up, kernels, or a running server"),
     "eval": ("piecework.cli.eval", "measure answers: accuracy on GSM8K, perplexity of a text"),
     "explain": ("piecework.cli.explain", "show what becomes of a model: passes, pieces, captures"),
+    "quantize": (
+        "piecework.cli.quantize",
+        "write a model as int8, with calibration data or without",
+    ),
     "pull": ("piecework.cli.pull", "fetch a model into the cache and print where it is"),
     "check-env": ("piecework.cli.check_env", "say in plain sentences whether this machine is ready"),
 }
