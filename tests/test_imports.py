@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "weights": MODEL | {"tokenizer"},
     "tokenizer": {"weights"},
     "quantization": MODEL | {"weights", "tokenizer"},
-    "devices": {"ops"},
+    "devices": {"native", "ops"},
     "kvcache": {"ops", "devices"},
     "compile": {"ops", "devices", "graph"},
     "graph": {"ops", "devices", "layers", "models", "compile"},
