@@ -13,6 +13,7 @@ from piecework.devices.base import Device, GraphMode, Phase
 from piecework.devices.captured import CapturedGraph
 from piecework.errors import CaptureError, ConfigError, DeviceError
 from piecework.ops import get
+from piecework.ops.triton.available import installed
 
 T = TypeVar("T")
 _KV_SHARE = 0.8  # of free memory; the rest is for activations
@@ -72,6 +73,11 @@ class CudaDevice(Device):
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """float32 and float16 always, bfloat16 where the GPU has it."""
         return dtype in (torch.float32, torch.float16, self.default_dtype())
+
+    def fingerprint(self) -> str:
+        """Return the GPU's name, and whether Triton's kernels can run."""
+        kernels = "triton" if installed() else "torch"
+        return f"{torch.cuda.get_device_name(self.torch_device)}, {kernels}"
 
     def free_memory(self) -> int:
         """Return what the driver reports as free, after torch gave back what it only kept for later."""
