@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from importlib.metadata import EntryPoint, entry_points
 
 from piecework.compile.registry import PREFIX, known_compilers
@@ -52,8 +52,11 @@ def _backends() -> list[str]:
     return sorted(list_backends())
 
 
-def passes(manager: PassManager, disabled: Iterable[str]) -> tuple[Choice, ...]:
-    """All passes, and whether `manager` runs them; `disabled` are those that a user left out."""
+def passes(manager: PassManager, disabled: Iterable[str], wins: Collection[str] = ()) -> tuple[Choice, ...]:
+    """All passes, and whether `manager` runs them.
+
+    `disabled` are those that a user left out, `wins` the fusions that run by default on the device.
+    """
     listed, left_out = {p.name for p in manager.passes}, set(disabled)
     found = [Choice(ALWAYS, OWN, "disabled" if ALWAYS in left_out else "runs, before all others")]
     for name, choice in available().items():
@@ -61,7 +64,9 @@ def passes(manager: PassManager, disabled: Iterable[str]) -> tuple[Choice, ...]:
             note = "disabled"
         elif name in listed:
             note = "runs"
+        elif name in RAISE:
+            note = "not run: for models that are not made of named ops"
         else:
-            note = "not run" + (": for models that are not made of named ops" if name in RAISE else "")
+            note = "not run: " + ("the model has nothing for it" if name in wins else "off by default here")
         found.append(Choice(name, choice.origin, note))
     return tuple(found)

@@ -9,6 +9,7 @@ from piecework.explain.available import compilers, devices, passes
 from piecework.explain.breakeven import break_even
 from piecework.explain.programs import describe_program
 from piecework.explain.report import CaptureReport, Report
+from piecework.graph.passes.sets import default_fusions
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
@@ -53,7 +54,7 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
         architecture=model.config.architecture,
         layers=model.config.num_layers,
         device=config.device.device,
-        dtype=str(next(model.parameters()).dtype).removeprefix("torch."),
+        dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=max_len,
         compiler=recipe.compiler.name,
         programs=(describe_program("body", programs.body), describe_program("head", programs.head)),
@@ -61,7 +62,11 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
         break_even=break_even(programs),
         devices=devices(),
         compilers=compilers(device),
-        passes=passes(recipe.passes, config.compilation_config.disable_passes),
+        passes=passes(
+            recipe.passes(model),
+            config.compilation_config.disable_passes,
+            default_fusions(device.name, next(model.parameters()).dtype),
+        ),
     )
 
 

@@ -94,9 +94,10 @@ def make_programs(
     if body is None or head is None:
         from piecework.graph.build import Options, build_head_program, build_program
 
-        made = Options(device, settings, recipe.passes, recipe.compiler, counters, profile, cache_dir)
+        passes = recipe.passes(model)
+        made = Options(device, settings, passes, recipe.compiler, counters, profile, cache_dir)
         body = body or build_program(model, made)
-        made = replace(made, passes=HeadPasses(recipe.passes), counters=head_counters)
+        made = replace(made, passes=HeadPasses(passes), counters=head_counters)
         head = head or build_head_program(model, made)
         if store:
             store.save("body", body, model, counters)
@@ -135,7 +136,7 @@ def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Pat
 def _plan(programs: Programs) -> None:
     """Measure what a graph takes on a cache of one page, and choose the sizes that have room."""
     layers = layer_shapes(programs.model)
-    dtype = next(programs.model.parameters()).dtype
+    dtype = programs.model.dtype
     page_size = programs.config.cache.page_size
     graphs = programs.graphs(PagedKVCache(layers, 2, page_size, dtype, programs.device))
     if graphs.wishes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,7 +22,8 @@ from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
 
 if TYPE_CHECKING:
-    from piecework.graph.passes import PassManager, Report
+    from piecework.graph.passes import PassManager, Report, Structure
+    from piecework.models.decoder import CausalLM
 
 log = logging.getLogger("piecework.graph")
 
@@ -47,17 +48,22 @@ class Recipe:
 
     capture: CaptureOptions
     compiler_name: str
-    make_passes: Callable[[], PassManager]
+    make_passes: Callable[[Structure], PassManager]
+    _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
 
     @functools.cached_property
     def compiler(self) -> Compiler:
         """The compiler of pieces."""
         return make_compiler(self.compiler_name)
 
-    @functools.cached_property
-    def passes(self) -> PassManager:
-        """The passes of the model's graph."""
-        return self.make_passes()
+    def passes(self, model: CausalLM) -> PassManager:
+        """The passes of the model's graph: what there is to fuse depends on how its layers are quantised."""
+        from piecework.graph.passes.structure import Structure
+
+        structure = Structure.read(model)
+        if structure not in self._made:
+            self._made[structure] = self.make_passes(structure)
+        return self._made[structure]
 
 
 def make_recipe(
@@ -86,19 +92,23 @@ def make_recipe(
     if settings.compiler != "auto":
         _ = recipe.compiler
     if settings.passes is not None or settings.disable_passes:
-        _ = recipe.passes
+        from piecework.graph.passes.registry import check_names
+
+        check_names(settings.passes, settings.disable_passes)
     return recipe
 
 
-def make_passes(config: EngineConfig, device: Device, model: ModelConfig, dtype: torch.dtype) -> PassManager:
+def make_passes(
+    config: EngineConfig, device: Device, model: ModelConfig, dtype: torch.dtype, structure: Structure
+) -> PassManager:
     """Make the passes that `config` asks for; an unknown name is a ConfigError."""
-    from piecework.graph.passes import FusionPlan, Structure, make_manager
+    from piecework.graph.passes import FusionPlan, make_manager
 
     settings = config.compilation_config
     return make_manager(
         settings.passes,
         settings.disable_passes,
-        fusions=FusionPlan.of(device.name, dtype, Structure.of(model)),
+        fusions=FusionPlan.of(device.name, dtype, structure),
         strict=settings.strict,
         verify=settings.verify_passes,
         device=device.name,

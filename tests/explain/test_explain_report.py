@@ -91,8 +91,10 @@ def test_every_rewrite_is_verified_by_default(command: Command, configured: Call
     folder = str(configured("qwen3"))
     found = json.loads(command(folder, "--json"))
     entries = found["programs"][0]["passes"]
-    assert [e["name"] for e in entries] == ["canonicalise", "common_subexpressions", "dead_code"]
-    assert [e["error"] for e in entries] == [0.0, 0.0, 0.0]
+    fusions = ["split_qkv_rmsnorm_rope", "add_rms_norm"]
+    assert [e["name"] for e in entries] == ["canonicalise", "common_subexpressions", *fusions, "dead_code"]
+    assert [e["matches"] for e in entries[2:4]] == [3, 6]
+    assert all(0 <= e["error"] <= 1e-5 for e in entries)
     assert entries[0]["matches"] == 3 and entries[0]["rewrites"]
     found = json.loads(command(folder, "--json", "--no-verify-passes"))
     assert {e["error"] for e in found["programs"][0]["passes"]} == {None}
@@ -100,7 +102,7 @@ def test_every_rewrite_is_verified_by_default(command: Command, configured: Call
 
 def test_passes_of_another_package(command: Command, configured: Callable[..., Path], acme: str) -> None:
     folder = str(configured("llama"))
-    found = json.loads(command(folder, "--json", "--disable-passes", "double_negation"))
+    found = json.loads(command(folder, "--json", "--disable-passes", "double_negation,add_rms_norm"))
     listed = {c["name"]: (c["origin"], c["note"]) for c in found["passes"]}
     assert listed["swap_add"] == (acme, "runs")
     assert listed["double_negation"] == (acme, "disabled")
@@ -131,7 +133,8 @@ def test_the_text_has_every_part(explained: Explained) -> None:
     for part in (
         "LlamaForCausalLM of 3 layers, float32 on sim, compiler eager, up to 32 tokens",
         "trace ",
-        "piecework::rms_norm 7 7",
+        "piecework::add_rms_norm 0 6",
+        "add_rms_norm applied 6 41 -> 35",
         "canonicalise applied 3 53 -> 53",
         "B 2 16 eager",
         "decode full (of full, piecewise, eager), prefill piecewise (of piecewise, eager)",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import piecework.ops
+import piecework.ops  # noqa: F401  registers the named ops
 from piecework.graph.passes import BITWISE, Bound, PatternPass
 from piecework.graph.passes.arguments import op_name
 from piecework.graph.symbols import new_fake_mode, new_symbol, symbolic_sizes
@@ -35,7 +35,7 @@ def _define(schema: str, meaning: Callable[..., Any], fake: Callable[..., Any]) 
 
 def _add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     h = residual + x
-    return piecework.ops.get("rms_norm").reference(h, weight, eps), h
+    return OPS.rms_norm(h, weight, eps), h
 
 
 _define(
@@ -57,9 +57,9 @@ def _qkv_norm_rope(
     size: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     q, k, v = qkv.split([heads * size, kv_heads * size, kv_heads * size], -1)
-    norm = piecework.ops.get("rms_norm").reference
-    q, k = norm(q.view(-1, heads, size), q_weight, eps), norm(k.view(-1, kv_heads, size), k_weight, eps)
-    q, k = piecework.ops.get("rotary").reference(positions, q, k, cos_sin)
+    q = OPS.rms_norm(q.view(-1, heads, size), q_weight, eps)
+    k = OPS.rms_norm(k.view(-1, kv_heads, size), k_weight, eps)
+    q, k = OPS.rotary(positions, q, k, cos_sin)
     return q, k, v.reshape(-1, kv_heads, size).clone()
 
 

@@ -9,7 +9,8 @@ from piecework.graph.passes.manager import PassManager
 from piecework.graph.passes.registry import available, make_manager
 from piecework.graph.passes.report import PassReport, Report, Rewrite
 from piecework.graph.passes.rewrite import PatternPass
-from piecework.graph.passes.sets import FusionPlan, LayerInputs, Structure
+from piecework.graph.passes.sets import FusionPlan
+from piecework.graph.passes.structure import LayerInputs, Structure
 
 __all__ = [
     "AT_LEAST_ONE",

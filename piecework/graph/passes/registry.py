@@ -109,9 +109,7 @@ def make_manager(
         PassError: in strict mode, a pass of another package that can't be loaded or made. Otherwise it is
             left out with a warning.
     """
-    known = available()
-    _known("passes", passes or (), known)
-    _known("disable_passes", disable, {**known, ALWAYS: None})
+    known = check_names(passes, disable)
     manager = PassManager(strict=strict, **settings)
     asked = passes is not None
     if passes is None:
@@ -146,8 +144,14 @@ def _add(manager: PassManager, found: Available, expected: Mapping[str, Expectat
     manager.add(made)
 
 
-def _known(field: str, names: Iterable[str], known: Iterable[str]) -> None:
-    allowed = list(known)
-    for name in names:
-        if name not in allowed:
-            raise ConfigError(field, name, f"names of {', '.join(allowed)}")
+def check_names(passes: Sequence[str] | None, disable: Iterable[str]) -> dict[str, Available]:
+    """Refuse a name in one of a configuration's two lists that is no pass; return those that are."""
+    known = available()
+    for field, names, allowed in (
+        ("passes", passes or (), list(known)),
+        ("disable_passes", disable, [*known, ALWAYS]),
+    ):
+        for name in names:
+            if name not in allowed:
+                raise ConfigError(field, name, f"names of {', '.join(allowed)}")
+    return known

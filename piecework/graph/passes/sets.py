@@ -1,18 +1,14 @@
-"""Which fusions run by default, and how often each should match in a model."""
+"""Which fusions run by default, and what is expected of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from piecework.graph.passes.base import Expectation
-from piecework.models.config import ModelConfig
-
-Scheme = Literal["static", "dynamic"]
-"""How the int8 input of a product gets its scale: known before the run, or of each token at run time."""
+from piecework.graph.passes.structure import Structure
 
 _FLOAT = ("split_qkv_rmsnorm_rope", "split_qkv_rope", "add_rms_norm")
 _STATIC = ("add_rms_norm_quant", "rms_norm_quant", "silu_mul_quant")
@@ -39,86 +35,10 @@ DEFAULT: dict[tuple[str, tuple[torch.dtype, ...]], frozenset[str]] = {
 
 
 def default_fusions(device: str, dtype: torch.dtype | None) -> frozenset[str]:
-    """The fusions that win on a device in a dtype; dtype None (not known yet) takes those for any."""
-    found = [
-        names for (kind, dtypes), names in DEFAULT.items() if kind == device and dtype in (None, *dtypes)
-    ]
+    """The fusions that win on a device (`cpu`, `cuda:1`) in a dtype; None takes those that do in all."""
+    wanted = device.partition(":")[0]
+    found = [names for (kind, of), names in DEFAULT.items() if kind == wanted and dtype in (None, *of)]
     return frozenset.intersection(*found) if found else frozenset()
-
-
-@dataclass(frozen=True)
-class LayerInputs:
-    """How the inputs of one layer's products are quantised; None is not at all.
-
-    `qkv` and `mlp` come from norms, `down` from the gate. Experts have none of the latter two.
-    """
-
-    qkv: Scheme | None = None
-    mlp: Scheme | None = None
-    down: Scheme | None = None
-
-
-@dataclass(frozen=True)
-class Structure:
-    """What there is to fuse in a model.
-
-    Attributes:
-        layers: how each layer's inputs are quantised, by layer.
-        dense: by layer whether it has a gate of its own, and no experts.
-        qk_norm: queries and keys are normalised per head.
-    """
-
-    layers: tuple[LayerInputs, ...]
-    dense: tuple[bool, ...]
-    qk_norm: bool
-
-    @classmethod
-    def of(cls, model: ModelConfig, inputs: Sequence[LayerInputs] | None = None) -> Structure:
-        """Read it off a model's configuration; `inputs` has one entry per layer, None: all are float."""
-        layers = tuple(inputs) if inputs is not None else (LayerInputs(),) * model.num_layers
-        dense = tuple(not model.is_moe(layer) for layer in range(model.num_layers))
-        return cls(layers, dense, model.qk_norm)
-
-    @property
-    def norms(self) -> list[tuple[bool, Scheme | None]]:
-        """Every norm of a residual: whether a sum stands before it, and how its result is quantised."""
-        found: list[tuple[bool, Scheme | None]] = []
-        for index, (layer, dense) in enumerate(zip(self.layers, self.dense, strict=True)):
-            found += [(index > 0, layer.qkv), (True, layer.mlp if dense else None)]
-        return [*found, (True, None)]
-
-    def matches(self, names: Sequence[str]) -> dict[str, int]:
-        """How often each of the fusions `names` matches where they run in this order."""
-        counts = dict.fromkeys(names, 0)
-        for added, scheme in self.norms:
-            taken = next((name for name in names if _takes_norm(name, added, scheme)), None)
-            if taken is not None:
-                counts[taken] += 1
-        attends = "split_qkv_rmsnorm_rope" if self.qk_norm else "split_qkv_rope"
-        gates = [layer.down for layer, dense in zip(self.layers, self.dense, strict=True) if dense]
-        fixed = {
-            attends: len(self.layers),
-            "silu_mul_quant": gates.count("static"),
-            "silu_mul_dynamic_quant": gates.count("dynamic"),
-        }
-        return counts | {name: number for name, number in fixed.items() if name in counts}
-
-
-_NORMS: dict[str, tuple[bool, Scheme | None]] = {
-    "add_rms_norm": (True, None),
-    "rms_norm_quant": (False, "static"),
-    "rms_norm_dynamic_quant": (False, "dynamic"),
-    "add_rms_norm_quant": (True, "static"),
-    "add_rms_norm_dynamic_quant": (True, "dynamic"),
-}
-
-
-def _takes_norm(name: str, added: bool, scheme: Scheme | None) -> bool:
-    """Whether a fusion matches a norm: all that it needs has to be there; it may leave the rest alone."""
-    if name not in _NORMS:
-        return False
-    needs_sum, needs_scheme = _NORMS[name]
-    return (added or not needs_sum) and needs_scheme in (None, scheme)
 
 
 @dataclass(frozen=True)
