@@ -33,7 +33,10 @@ def whole_folder(out: Path) -> Iterator[Path]:
         raise ConfigError("out", str(out), f"a folder that can be written ({error})") from error
     try:
         yield made
-        made.chmod(0o777 & ~_umask())  # mkdtemp's own is for this user alone
+        mask = _umask()
+        made.chmod(0o777 & ~mask)  # mkdtemp's own is for this user alone, and so are safetensors' files
+        for path in made.iterdir():
+            path.chmod(0o666 & ~mask)
         made.rename(out)
     except BaseException:
         shutil.rmtree(made, ignore_errors=True)
