@@ -136,7 +136,7 @@ def test_the_text_has_every_part(explained: Explained) -> None:
         "piecework::add_rms_norm 0 6",
         "add_rms_norm applied 6 41 -> 35",
         "canonicalise applied 3 53 -> 53",
-        "B 2 16 eager",
+        "B 2 10 eager",
         "decode full (of full, piecewise, eager), prefill piecewise (of piecewise, eager)",
         "full: [1, 2, 4, 8]",
         "not measured: graphs of sim are interpreted",
