@@ -20,12 +20,26 @@ def triton_version() -> tuple[int, ...]:
         return ()
 
 
-@pytest.mark.skipif(triton_version() < (3, 7), reason="needs triton from 3.7 on, for numpy from 2.4 on")
-@pytest.mark.parametrize(
-    "marker", ["not slow and not gpu and not npu", pytest.param("slow and not gpu", marks=pytest.mark.slow)]
+needs_triton = pytest.mark.skipif(
+    triton_version() < (3, 7), reason="needs triton from 3.7 on, for numpy from 2.4 on"
 )
-def test_kernels_under_the_interpreter(marker):
-    command = [sys.executable, "-m", "pytest", "tests/triton_kernels", "-m", marker, "-p", "no:cacheprovider"]
+
+
+def run(tests: str, marker: str) -> None:
+    command = [sys.executable, "-m", "pytest", f"tests/triton_kernels{tests}", "-m", marker]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
+    command += ["-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
+
+
+@needs_triton
+def test_kernels_under_the_interpreter():
+    run("", "not slow and not gpu and not npu")
+
+
+@needs_triton
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rows", "heads", "linear", "attention", "program"])
+def test_kernels_under_the_interpreter_over_the_grid(name):
+    run(f"/test_triton_{name}.py", "slow and not gpu")

