@@ -10,26 +10,19 @@ import torch
 from pass_graphs import (
     OPS,
     add_rms_norm,
-    count,
     function_graph,
     model_graph,
     qkv_norm_rope,
     random_model,
-    warnings_of,
 )
-from torch import Tensor
 from torch.fx import Graph, GraphModule, symbolic_trace
 
-from piecework.errors import ConfigError
 from piecework.graph.passes import (
     GraphPass,
     Outcome,
     PassContext,
     PassError,
     PassManager,
-    PatternPass,
-    available,
-    make_manager,
     tolerance,
 )
 
@@ -127,122 +120,6 @@ def test_the_dtype_is_that_of_the_weights() -> None:
     # The rotary table is float32, all else is bfloat16.
     assert (context.dtype, context.layers, context.device) == (torch.bfloat16, 3, "cpu")
     assert context.parameters == {"eps": 1e-5}
-
-
-@pytest.mark.parametrize(("expect", "met"), [("each_layer", True), (6, True), (5, False), (None, True)])
-def test_expectations(expect: Any, met: bool, caplog: pytest.LogCaptureFixture) -> None:
-    module = model_graph(random_model("llama"))
-    pm = PassManager(module)
-    pm.add(add_rms_norm, eps=1e-5, expect=expect)
-    pm.apply()
-    assert warnings_of(caplog) == ([] if met else ["pass add_rms_norm: 6 matches, expected 5"])
-
-
-def test_a_layer_that_does_not_match_is_a_miss(caplog: pytest.LogCaptureFixture) -> None:
-    model = random_model("llama")
-    model.model.layers[1].post_attention_layernorm.eps = 1e-6
-    pm = PassManager(model_graph(model))
-    pm.add(add_rms_norm, eps=1e-5)
-    assert pm.apply()["add_rms_norm"].matches == 5
-    assert warnings_of(caplog) == ["pass add_rms_norm: 5 matches, expected a multiple of 3 layers"]
-
-
-def test_a_miss_is_one_warning_that_says_what_was_in_the_way(caplog: pytest.LogCaptureFixture) -> None:
-    pm = PassManager(layers=1)
-    pm.add(
-        PatternPass(
-            name="never",
-            pattern=lambda x, w, eps: OPS.rms_norm(x, w, eps),
-            replacement=lambda x, w, eps: OPS.rms_norm(x, w, eps) * 1,
-            where=lambda match: False,
-            expect="each_layer",
-        )
-    )
-    for _ in range(3):
-        pm.apply(small_graph())
-    assert warnings_of(caplog) == [
-        "pass never: 0 matches, expected a multiple of 1 layers; 1 times not: its condition does not hold"
-    ]
-
-
-def test_a_miss_is_an_error_in_strict_mode() -> None:
-    pm = PassManager(model_graph(random_model("llama")), strict=True)
-    pm.add(add_rms_norm, eps=1e-6)
-    with pytest.raises(PassError, match=r"^pass add_rms_norm: 0 matches, expected a multiple of 3 layers"):
-        pm.apply()
-
-
-def test_expectations_are_not_held_against_a_part_of_a_model(caplog: pytest.LogCaptureFixture) -> None:
-    pm = PassManager(strict=True)
-    pm.add(nothing("a", expect=3))
-    pm.add(nothing("b", expect="each_layer"))
-    pm.apply(small_graph(), expectations=False)
-    assert warnings_of(caplog) == []
-    only_layers = PassManager(small_graph(), strict=True)
-    only_layers.add(nothing("b", expect="each_layer"))
-    only_layers.apply()  # a graph without layers
-
-
-def breaks(graph: Graph, context: PassContext) -> int:
-    raise RuntimeError("no luck")
-
-
-def drops_an_output(graph: Graph, context: PassContext) -> int:
-    (output,) = graph.find_nodes(op="output")
-    (last,) = output.args[0] if isinstance(output.args[0], tuple | list) else output.args
-    output.args = ((last, last),)
-    return 1
-
-
-def changes_shape(graph: Graph, context: PassContext) -> int:
-    (output,) = graph.find_nodes(op="output")
-    (last,) = output.all_input_nodes
-    with graph.inserting_before(output):
-        output.replace_input_with(last, graph.call_function(torch.ops.aten.sum.dim_IntList, (last, [1])))
-    return 1
-
-
-def adds_an_input(graph: Graph, context: PassContext) -> int:
-    with graph.inserting_before(next(iter(graph.nodes))):
-        graph.placeholder("more").meta["val"] = next(iter(graph.nodes)).meta["val"]
-    return 1
-
-
-def uses_wrong_arguments(graph: Graph, context: PassContext) -> int:
-    (norm,) = graph.find_nodes(op="call_function", target=OPS.rms_norm.default)
-    norm.args = (norm.args[0], norm.args[1])
-    return 1
-
-
-@pytest.mark.parametrize(
-    ("rewrite", "reason"),
-    [
-        (breaks, "RuntimeError: no luck"),
-        (drops_an_output, "the graph had 1 outputs and has 2"),
-        (changes_shape, "output 0 was"),
-        (adds_an_input, "inputs changed"),
-        (uses_wrong_arguments, "missing"),
-    ],
-)
-def test_a_pass_that_breaks_the_graph_is_undone(
-    rewrite: Any, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    module = small_graph()
-    before = [n.format_node() for n in module.graph.nodes]
-    x, weight = torch.randn(3, 8), torch.randn(8)
-    expected = module(x, weight)
-    pm = PassManager(module)
-    pm.add(GraphPass(name="broken", rewrite=rewrite))
-    entry = pm.apply()["broken"]
-    assert entry.status == "failed" and reason in entry.reason
-    assert [n.format_node() for n in module.graph.nodes] == before
-    torch.testing.assert_close(module(x, weight), expected)
-    (warning,) = warnings_of(caplog)
-    assert warning.startswith("pass broken: ")
-    strict = PassManager(small_graph(), strict=True)
-    strict.add(GraphPass(name="broken", rewrite=rewrite))
-    with pytest.raises(PassError, match=r"^pass broken: "):
-        strict.apply()
 
 
 def test_fake_values_are_true_after_every_pass() -> None:
@@ -348,43 +225,3 @@ def test_the_passes_that_may_change_bits_are_listed() -> None:
     pm.add(add_rms_norm, eps=1e-5, bound=tolerance())
     pm.add(qkv_norm_rope)
     assert pm.apply().not_bitwise == ["add_rms_norm"]
-
-
-def test_managers_are_made_by_name() -> None:
-    names = [p.name for p in make_manager().passes]
-    assert names[-2:] == ["common_subexpressions", "dead_code"]
-    assert not [n for n in names if n.startswith("raise_")]
-    assert make_manager(foreign=True).passes[0].name == "raise_rms_norm"
-    chosen = make_manager(["dead_code", "raise_linear"], ["dead_code"])
-    assert [p.name for p in chosen.passes] == ["dead_code", "raise_linear"]
-    assert chosen.apply(small_graph())["dead_code"].status == "disabled"
-    assert {a.origin for a in available().values() if a.name.startswith("raise_")} == {"piecework"}
-
-
-@pytest.mark.parametrize(
-    ("passes", "disable", "field"), [(["x"], [], "passes"), (None, ["x"], "disable_passes")]
-)
-def test_an_unknown_name_is_refused_with_the_known_ones(passes: Any, disable: Any, field: str) -> None:
-    with pytest.raises(ConfigError, match=f"{field}='x' is not allowed: names of raise_rms_norm, "):
-        make_manager(passes, disable)
-
-
-def test_canonicalise_can_be_left_out() -> None:
-    pm = make_manager(disable=["canonicalise"])
-    module = function_graph(lambda x: x.reshape(-1, 4) * 2, ("T", 8))
-    assert pm.apply(module)["canonicalise"].status == "disabled"
-    assert count(module, "aten::reshape") == 1
-
-
-def test_results_of_functions_are_the_same_after_all_default_passes() -> None:
-    def fn(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        a = OPS.rms_norm(x, w, 1e-5)
-        b = OPS.rms_norm(x, w, 1e-5)
-        (x * 3).sum()
-        return a + b.reshape(-1, 8), b
-
-    module = function_graph(fn, ("T", 8), (8,))
-    report = make_manager(verify=True, strict=True).apply(module)
-    assert (report["common_subexpressions"].matches, count(module, "piecework::rms_norm")) == (1, 1)
-    x, w = torch.randn(5, 8), torch.randn(8)
-    torch.testing.assert_close(module(x, w), fn(x, w), rtol=0, atol=0)
