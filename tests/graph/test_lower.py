@@ -15,6 +15,7 @@ from piecework.graph.fold import structure
 from piecework.graph.lower import choose, direct, inline, named_op
 from piecework.graph.symbols import assumptions, new_fake_mode, new_symbol, symbolic_sizes
 from piecework.graph.trace import trace
+from piecework.native import library
 
 ORDER = ("reference",)
 
@@ -100,6 +101,40 @@ def test_an_op_with_a_better_implementation_stays_one_call() -> None:
     plain = _targets(inline(_middle("qwen3_moe"), ORDER).graph_module)
     assert not {t for t in plain if "piecework" in t}
     assert "piecework.moe.default" not in _targets(inline(_middle("qwen3_moe"), ("reference",)).graph_module)
+
+
+def test_a_cheap_op_is_written_out_though_it_has_a_kernel() -> None:
+    norm = ops.norm.rms_norm
+    before = dict(norm.implementations)
+    piece = _middle("llama")
+    try:
+        for inlined in (True, False):
+            run = norm.implement("cpu", inline=inlined)(lambda x, weight, eps: norm.reference(x, weight, eps))
+            targets = _targets(inline(piece, ("cpu", "reference")).graph_module)
+            assert ("piecework.rms_norm.default" in targets) is not inlined
+            assert ("aten.rsqrt.default" in targets) is inlined
+            assert run in direct(piece.graph, ("cpu", "reference")).values()
+    finally:
+        norm.implementations.clear()
+        norm.implementations.update(before)
+
+
+@pytest.mark.skipif(library() is None, reason="the library can't be built here")
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_the_kernels_of_cheap_ops_run_in_eager_pieces_of_any_size(name: str) -> None:
+    piece = _middle(name)
+    functions = direct(piece.graph, ("cpu", "reference"))
+    kernels = {
+        op.name
+        for node, run in functions.items()
+        if (op := named_op(node.target)) is not None
+        and run is op.implementations["cpu"].run
+        and op.implementations["cpu"].inline
+    }
+    assert {"rms_norm", "silu_and_mul", "rotary"} <= kernels
+    assert not {f"piecework.{k}.default" for k in kernels} & _targets(
+        inline(piece, ("cpu", "reference")).graph_module
+    )
 
 
 def test_a_call_that_goes_another_way_than_the_device_is_reported(

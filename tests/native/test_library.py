@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import importlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +16,8 @@ from piecework.errors import ConfigError
 from piecework.native import isa, library, toolchain
 from piecework.native.library import build
 
+# The package has a function of the module's name.
+library_module = importlib.import_module("piecework.native.library")
 compiler = toolchain.compiler()
 needs_compiler = pytest.mark.skipif(compiler is None, reason="there is no C++ compiler")
 
@@ -32,12 +37,30 @@ def test_threads_are_those_of_torch() -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("name", toolchain.supported())
-def test_a_build_is_kept_and_depends_on_the_instruction_set(tmp_path: Path, name: str) -> None:
+def test_a_build_is_kept_until_a_source_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     assert compiler is not None
-    made = build(compiler, name, tmp_path)
+    sources, folder = tmp_path / "src", tmp_path / "built"
+    sources.mkdir()
+    for file in ("threads.cpp", "types.h"):
+        shutil.copy(library_module.SOURCES / file, sources)
+    monkeypatch.setattr(library_module, "SOURCES", sources)
+    made = build(compiler, name, folder)
     changed = made.stat().st_mtime_ns
-    assert build(compiler, name, tmp_path) == made and made.stat().st_mtime_ns == changed
-    assert [p.name for p in tmp_path.iterdir()] == [made.name]
+    assert build(compiler, name, folder) == made and made.stat().st_mtime_ns == changed
+    assert [p.name for p in folder.iterdir()] == [made.name]
+    with (sources / "types.h").open("a") as header:
+        header.write("// changed\n")
+    assert build(compiler, name, folder) != made
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize("name", toolchain.supported())
+def test_all_sources_build_for_every_instruction_set(tmp_path: Path, name: str) -> None:
+    assert compiler is not None
+    assert ctypes.CDLL(str(build(compiler, name, tmp_path))).piecework_threads() >= 1
 
 
 def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

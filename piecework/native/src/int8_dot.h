@@ -56,18 +56,23 @@ struct Int8Dot {
   static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
     __m256i sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = _mm256_setzero_si256();
-    int64_t i = 0;
-    for (; i + STEP <= k; i += STEP)
-      for (int n = 0; n < N; ++n) {
-        const __m256i y = weights(w + n * k + i);
-        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + i);
-      }
-    if (i < k)
+    const int64_t whole = k / STEP * STEP;
+    // Weights come from memory fastest in the order in which they lie; several rows share each that is read.
+    if constexpr (M == 1)
+      for (int n = 0; n < N; ++n)
+        for (int64_t i = 0; i < whole; i += STEP) sums[n] = add(sums[n], weights(w + n * k + i), x + i);
+    else
+      for (int64_t i = 0; i < whole; i += STEP)
+        for (int n = 0; n < N; ++n) {
+          const __m256i y = weights(w + n * k + i);
+          for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + i);
+        }
+    if (whole < k)
       for (int n = 0; n < N; ++n) {
         int8_t tail[STEP] = {};  // its products with the row's own zeros are zero whatever is here
-        std::memcpy(tail, w + n * k + i, size_t(k - i));
+        std::memcpy(tail, w + n * k + whole, size_t(k - whole));
         const __m256i y = weights(tail);
-        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + i);
+        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + whole);
       }
     if constexpr (N == 4) {
       for (int m = 0; m < M; ++m) store_sums(sums + m * N, c + m * c_stride);

@@ -24,12 +24,16 @@ struct FloatDot {
   static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
     floats sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = floats{};
-    each(k, [&](int64_t i, auto lanes) {
-      for (int n = 0; n < N; ++n) {
-        const floats y = load(w + n * k + i, lanes);
-        for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
-      }
-    });
+    if constexpr (M == 1)  // in the order in which weights lie, as in Int8Dot
+      for (int n = 0; n < N; ++n)
+        each(k, [&](int64_t i, auto lanes) { sums[n] += load(x + i) * load(w + n * k + i, lanes); });
+    else
+      each(k, [&](int64_t i, auto lanes) {
+        for (int n = 0; n < N; ++n) {
+          const floats y = load(w + n * k + i, lanes);
+          for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
+        }
+      });
     float found[4];
     if constexpr (M * N % 4 == 0) {
       for (int i = 0; i < M * N; i += 4) {

@@ -80,7 +80,7 @@ def _supports_quantize(x: Tensor, scale: Tensor, reciprocal: Tensor, offset: Ten
 def quantize_cpu(x: Tensor, scale: Tensor, reciprocal: Tensor, offset: Tensor | None = None) -> Tensor:
     """Divides by the scale, as the reference does."""
     size = x.shape[-1]
-    out = torch.empty(x.shape, dtype=_int8)
+    out = torch.empty_like(x, dtype=_int8)
     kernels().piecework_quantize(
         TYPES[x.dtype],
         x.data_ptr(),
@@ -98,7 +98,7 @@ def quantize_cpu(x: Tensor, scale: Tensor, reciprocal: Tensor, offset: Tensor | 
 def dynamic_quantize_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
     """One scale per row."""
     *shape, size = x.shape
-    out = torch.empty(x.shape, dtype=_int8)
+    out = torch.empty_like(x, dtype=_int8)
     scale = torch.empty((*shape, 1))
     kernels().piecework_dynamic_quantize(
         TYPES[x.dtype],

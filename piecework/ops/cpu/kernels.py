@@ -56,8 +56,14 @@ def row_strided(x: Tensor) -> bool:
 
 
 def heads_strided(x: Tensor) -> bool:
-    """The same of heads x [T, N, D], of which tokens and heads may each lie at steps of their own."""
-    return x.dtype in FLOATS and x.dim() == 3 and x.stride(2) == 1 and library() is not None
+    """The same of heads x [T, N, D], with a step between tokens and a lesser one between heads."""
+    return (
+        x.dtype in FLOATS
+        and x.dim() == 3
+        and x.stride(2) == 1
+        and x.stride(1) * x.shape[1] <= x.stride(0)
+        and library() is not None
+    )
 
 
 def contiguous(*tensors: Tensor | None) -> bool:

@@ -25,7 +25,7 @@ def _supports_rms_norm(x: Tensor, weight: Tensor, eps: float) -> bool:
 def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See the reference, here as for the others of this file."""
     size = x.shape[-1]
-    out = x.new_empty(x.shape)
+    out = _empty_like(x)
     inner, outer, step = 1, size, size
     if x.dim() == 3:
         inner = x.shape[1]

@@ -25,10 +25,7 @@ def _supports_rotary(
     positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> bool:
     return (
-        q.dtype == k.dtype
-        and heads_strided(q)
-        and heads_strided(k)
-        and _supports_table(positions, cos_sin)
+        q.dtype == k.dtype and heads_strided(q) and heads_strided(k) and _supports_table(positions, cos_sin)
     )
 
 
@@ -37,7 +34,7 @@ def rotary_cpu(
     positions: Tensor, q: Tensor, k: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:
     """See the reference, here as for the others of this file; q and k may be cut from longer rows."""
-    q_out, k_out = q.new_empty(q.shape), k.new_empty(k.shape)
+    q_out, k_out = torch.empty_like(q), torch.empty_like(k)
     tokens, heads, size = q.shape
     q_row, q_step, _ = q.stride()
     k_row, k_step, _ = k.stride()
