@@ -7,16 +7,15 @@ from piecework.config import EngineConfig
 from piecework.devices import make_device
 from piecework.explain.available import compilers, devices, passes
 from piecework.explain.breakeven import break_even
+from piecework.explain.outline import open_outline, outline
 from piecework.explain.programs import describe_program
 from piecework.explain.report import CaptureReport, Report
 from piecework.graph.passes.sets import default_fusions
-from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
 from piecework.runner.load import choose_dtype, context_limit, piece_folder
 from piecework.runner.programs import Programs, make_programs
 from piecework.runner.recipe import Recipe, make_recipe
-from piecework.weights.load import open_checkpoint
 from piecework.weights.source import resolve
 
 
@@ -33,12 +32,20 @@ def explain(config: EngineConfig) -> Report:
     device.set_threads(config.device.threads)
     options = config.load
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
-    checkpoint = open_checkpoint(source, "dummy", options.seed, cache_dir=options.cache_dir)
+    checkpoint = open_outline(source, options)
     model_config = ModelConfig.from_dict(checkpoint.config)
     dtype = choose_dtype(options.dtype, device)
     limit = context_limit(options.max_model_len, model_config)
     recipe = make_recipe(config, device, model_config, dtype, limit)
-    model = build_model(model_config, dtype=dtype, device=device.torch_device, max_positions=limit)
+    model = outline(
+        model_config,
+        checkpoint,
+        options.quantization,
+        dtype=dtype,
+        device=device.torch_device,
+        max_positions=limit,
+    )
+    checkpoint.close()
     device.prepare_weights(model)
     folder = piece_folder(config)
     programs = make_programs(model, recipe, config, device, Profile(), folder, limit, stored=False)

@@ -1,0 +1,77 @@
+"""A model as it would be loaded, without its weights: float linears, or int8 ones in their places."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from piecework.config import LoadConfig
+from piecework.layers.int8 import StaticInput, W8A8Linear, W8Linear
+from piecework.models.build import build_model
+from piecework.models.config import ModelConfig
+from piecework.models.decoder import CausalLM
+from piecework.quantization.choose import choose_reader
+from piecework.quantization.in_blocks import load_in_blocks
+from piecework.quantization.modelslim import description_of
+from piecework.quantization.on_load import FloatReader
+from piecework.quantization.targets import Target, find_targets, kept_float
+from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
+from piecework.weights.load import open_checkpoint
+from piecework.weights.source import Source
+
+
+def open_outline(source: Source, options: LoadConfig) -> Checkpoint:
+    """Open as much of a checkpoint as says what the model is: a quantised one lists its tensors."""
+    plain = open_checkpoint(source, "dummy", options.seed, cache_dir=options.cache_dir)
+    if options.load_format == "dummy":
+        return plain
+    says_so = any(plain.config.get(key) for key in ("quantization_config", "compression_config"))
+    folder = Path(source.path)
+    if says_so or options.quantization == "gguf" or (folder.is_dir() and description_of(folder) is not None):
+        return open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+    return plain
+
+
+def outline(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    quantization: str,
+    *,
+    dtype: torch.dtype,
+    device: torch.device,
+    max_positions: int,
+) -> CausalLM:
+    """Build the model of `config` with uninitialised weights, int8 where `quantization` makes them so.
+
+    Raises:
+        ModelError, ConfigError: as when the weights are loaded.
+    """
+    reader = choose_reader(checkpoint, quantization)
+    if isinstance(reader, GgufCheckpoint):
+        # What its blocks become depends on them, so they are read.
+        return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
+    model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
+    if reader is None:
+        return model
+    if isinstance(reader, FloatReader):
+        reader.exclude(kept_float(model))
+    offered = set(checkpoint.names())
+    targets = find_targets(
+        model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
+    )
+    for target in targets:
+        model.set_submodule(target.name, _empty(target, dtype).eval())
+    return model
+
+
+def _empty(target: Target, dtype: torch.dtype) -> nn.Module:
+    weight = torch.empty_like(target.module.weight, dtype=torch.int8)
+    scale = weight.new_empty(weight.shape[0], dtype=torch.float32)
+    bias, sizes = target.module.bias, getattr(target.module, "sizes", ())
+    if target.scheme == "w8":
+        return W8Linear(weight, scale, dtype=dtype, bias=bias, sizes=sizes)
+    static = StaticInput(1.0) if target.scheme == "w8a8-static" else None
+    return W8A8Linear(weight, scale, dtype=dtype, bias=bias, sizes=sizes, static=static)
