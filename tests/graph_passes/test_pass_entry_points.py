@@ -45,7 +45,7 @@ def install(folder: Path, changes: dict[str, str] | None = None) -> Path:
 
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     paths = [str(folder), str(ROOT)]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PIECEWORK_CACHE": str(folder / "cache")}
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
 
 
