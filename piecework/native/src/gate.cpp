@@ -16,7 +16,7 @@ template <typename T, typename U>
 inline void gate_row(const T* x, int64_t size, U* row) {
   each(size, [&](int64_t i, auto lanes) {
     const floats gate = rounded<T>(silu(load(x + i, lanes)));
-    store(row + i, rounded<T>(gate * load(x + size + i, lanes)), lanes);
+    store_rounded<T>(row + i, gate * load(x + size + i, lanes), lanes);
   });
 }
 

@@ -35,7 +35,7 @@ inline void norm_row(const float* row, const T* weight, int64_t size, float eps,
   const floats inverse = splat(inverse_rms(row, size, eps));
   each(size, [&](int64_t i, auto lanes) {
     const floats normed = rounded<T>(load(row + i, lanes) * inverse);
-    store(out + i, rounded<T>(normed * load(weight + i, lanes)), lanes);
+    store_rounded<T>(out + i, normed * load(weight + i, lanes), lanes);
   });
 }
 

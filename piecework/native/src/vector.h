@@ -1,6 +1,8 @@
 // Vectors of floats, written with the compilers' vector extension: AVX-512, AVX2 and anything else by width.
 #pragma once
 
+#include <type_traits>
+
 #include "types.h"
 
 #pragma GCC diagnostic ignored "-Wpsabi"  // nothing here is called from elsewhere
@@ -75,11 +77,23 @@ inline floats load(const f16* from) {
 
 inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
 
-inline shorts to_bf16(floats x) {
+// As bits of bfloat16 in the upper half: nearest, halves to even, NaN stays NaN. The lower half is left over.
+inline uints bf16_bits(floats x) {
   const uints bits = (uints)x;
-  const uints rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-  const uints nan = (uints)((ints)(bits & 0x7fffffff) > 0x7f800000);
-  return __builtin_convertvector((rounded & ~nan) | (nan & 0x7fc0), shorts);
+  const uints rounded = bits + 0x7fff + ((bits >> 16) & 1);
+  return (uints)(x == x ? (floats)rounded : (floats)(bits | 0x400000));
+}
+
+inline shorts to_bf16(floats x) {
+  const uints bits = bf16_bits(x) >> 16;
+#if defined(PIECEWORK_AVX512)
+  return (shorts)_mm512_cvtepi32_epi16((__m512i)bits);
+#elif defined(PIECEWORK_AVX2)
+  const __m256i y = (__m256i)bits;
+  return (shorts)_mm_packus_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+#else
+  return __builtin_convertvector(bits, shorts);
+#endif
 }
 
 inline void store(bf16* to, floats x) {
@@ -114,8 +128,20 @@ inline floats rounded<float>(floats x) {
 
 template <>
 inline floats rounded<bf16>(floats x) {
-  return (floats)(__builtin_convertvector(to_bf16(x), uints) << 16);
+  return (floats)(bf16_bits(x) & 0xffff0000);
 }
+
+#if defined(PIECEWORK_AVX512)
+template <>
+inline floats rounded<f16>(floats x) {
+  return (floats)_mm512_cvtph_ps(_mm512_cvtps_ph((__m512)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#elif defined(PIECEWORK_AVX2)
+template <>
+inline floats rounded<f16>(floats x) {
+  return (floats)_mm256_cvtph_ps(_mm256_cvtps_ph((__m256)x, _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
 
 // Bits of |x|. Compared as integers they are in the order of the numbers, infinity after them, then NaN.
 inline ints size_bits(floats x) { return (ints)x & 0x7fffffff; }
@@ -138,6 +164,17 @@ inline int32_t largest(ints x) {
 
 // The integer nearest to x, halves to even, held within int8's range; NaN gives 0.
 inline void store(int8_t* to, floats x) {
+#if defined(PIECEWORK_AVX512)
+  const __m512 held = _mm512_max_ps(_mm512_min_ps((__m512)x, _mm512_set1_ps(127)), _mm512_set1_ps(-128));
+  const __m512 number = _mm512_maskz_mov_ps(_mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_ORD_Q), held);
+  _mm_storeu_si128((__m128i*)to, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(number)));
+#elif defined(PIECEWORK_AVX2)
+  const __m256 held = _mm256_max_ps(_mm256_min_ps((__m256)x, _mm256_set1_ps(127)), _mm256_set1_ps(-128));
+  const __m256 number = _mm256_and_ps(held, _mm256_cmp_ps((__m256)x, (__m256)x, _CMP_ORD_Q));
+  const __m256i q = _mm256_cvtps_epi32(number);
+  const __m128i y = _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+  _mm_storel_epi64((__m128i*)to, _mm_packs_epi16(y, y));
+#else
   x = x > 127.f ? splat(127.f) : x;
   x = x < -128.f ? splat(-128.f) : x;
   x = x == x ? x : floats{};
@@ -145,6 +182,7 @@ inline void store(int8_t* to, floats x) {
   const ints q = (ints)(x + 0x1.8p23f) - 0x4b400000;
   const bytes y = __builtin_convertvector(q, bytes);
   std::memcpy(to, &y, sizeof y);
+#endif
 }
 
 // e^x for x <= 0, within 2 units of the last place; below -87 it is 0.
@@ -209,6 +247,15 @@ inline void store(T* to, floats x, int64_t n) {
   T kept[LANES];
   store(kept, x);
   std::memcpy(to, kept, size_t(n) * sizeof(T));
+}
+
+// Store x as it is after a rounding to T; storing a T is that rounding.
+template <typename T, typename U, typename L>
+inline void store_rounded(U* to, floats x, L lanes) {
+  if constexpr (std::is_same_v<T, U>)
+    store(to, x, lanes);
+  else
+    store(to, rounded<T>(x), lanes);
 }
 
 }  // namespace piecework
