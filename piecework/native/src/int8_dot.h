@@ -37,19 +37,18 @@ struct Int8Dot {
   static __m256i weights(const int8_t* w) {
     return _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)w), _mm256_set1_epi8(-128));
   }
-  static __m256i add(__m256i sum, __m256i w, const Packed* x) {
-    return _mm256_dpbusd_epi32(sum, w, _mm256_loadu_si256((const __m256i*)x));
-  }
+  static __m256i add(__m256i sum, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sum, w, x); }
 #else
   using Packed = int16_t;
   static constexpr int STEP = 16, COLUMNS = 2;
   static constexpr uint32_t SHIFT = 0;
 
   static __m256i weights(const int8_t* w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)w)); }
-  static __m256i add(__m256i sum, __m256i w, const Packed* x) {
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(w, _mm256_loadu_si256((const __m256i*)x)));
+  static __m256i add(__m256i sum, __m256i w, __m256i x) {
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
   }
 #endif
+  static __m256i inputs(const Packed* x) { return _mm256_loadu_si256((const __m256i*)x); }
 
   // c[m][n] = x[m] . w[n] for M packed rows and N rows of k weights.
   template <int M, int N>
@@ -60,19 +59,22 @@ struct Int8Dot {
     // Weights come from memory fastest in the order in which they lie; several rows share each that is read.
     if constexpr (M == 1)
       for (int n = 0; n < N; ++n)
-        for (int64_t i = 0; i < whole; i += STEP) sums[n] = add(sums[n], weights(w + n * k + i), x + i);
+        for (int64_t i = 0; i < whole; i += STEP) sums[n] = add(sums[n], weights(w + n * k + i), inputs(x + i));
     else
-      for (int64_t i = 0; i < whole; i += STEP)
+      for (int64_t i = 0; i < whole; i += STEP) {
+        __m256i row[M];
+        for (int m = 0; m < M; ++m) row[m] = inputs(x + m * x_stride + i);
         for (int n = 0; n < N; ++n) {
           const __m256i y = weights(w + n * k + i);
-          for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + i);
+          for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, row[m]);
         }
+      }
     if (whole < k)
       for (int n = 0; n < N; ++n) {
         int8_t tail[STEP] = {};  // its products with the row's own zeros are zero whatever is here
         std::memcpy(tail, w + n * k + whole, size_t(k - whole));
         const __m256i y = weights(tail);
-        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, x + m * x_stride + whole);
+        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, inputs(x + m * x_stride + whole));
       }
     if constexpr (N == 4) {
       for (int m = 0; m < M; ++m) store_sums(sums + m * N, c + m * c_stride);
