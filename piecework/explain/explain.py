@@ -72,7 +72,7 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
         passes=passes(
             recipe.passes(model),
             config.compilation_config.disable_passes,
-            default_fusions(device.name, next(model.parameters()).dtype),
+            default_fusions(device.name, model.dtype),
         ),
     )
 
