@@ -117,17 +117,14 @@ class CausalLM(nn.Module):
         super().__init__()
         device = torch.device(device)
         self.config = config
+        # The precision of hidden states and the KV cache; quantised weights have types of their own.
+        self.dtype = dtype
         self.max_positions = max_positions
         self.model = Decoder(config, max_positions, dtype=dtype, device=device)
         self.lm_head: Linear | None = None
         if not config.tie_embeddings:
             size = config.hidden_size
             self.lm_head = Linear(size, config.vocab_size, bias=False, dtype=dtype, device=device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The precision of hidden states and the KV cache; quantised weights have types of their own."""
-        return self.model.norm.weight.dtype
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from piecework import debug
 from piecework.capture.buffers import StaticBuffers
 from piecework.capture.measure import measure
 from piecework.capture.options import CaptureOptions
@@ -119,7 +120,7 @@ def make_programs(
 def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Path) -> ProgramStore | None:
     """Where this model's programs are kept; None where they must be made anew."""
     settings = config.compilation_config
-    if settings.verify_passes or not storable(device):
+    if settings.verify_passes or debug.level() or not storable(device):
         return None
     modules = [(name, type(m).__qualname__, m.extra_repr()) for name, m in model.named_modules()]
     compilation = {k: v for k, v in asdict(settings).items() if k != "compile_cache_dir"}

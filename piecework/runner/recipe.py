@@ -132,7 +132,8 @@ def check_splitting_ops(names: Sequence[str]) -> None:
     """
     for name in names:
         if not torch._C._jit_get_schemas_for_operator(name):
-            own = ", ".join(ops.get(known).qualified_name for known in ops.names())
+            known = [ops.get(own).qualified_name for own in ops.names()]
+            own = ", ".join(sorted(known, key=lambda op: op != ATTENTION))
             raise ConfigError("splitting_ops", name, f"ops that are registered with torch, such as {own}")
     if ATTENTION not in names:
         raise ConfigError("splitting_ops", list(names), f"a list with {ATTENTION}, which the runner fills in")
