@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"ops", "layers"},
     "weights": MODEL | {"tokenizer"},
     "tokenizer": {"weights"},
-    "quantization": MODEL | {"weights", "tokenizer"},
+    "quantization": MODEL | {"native", "weights", "tokenizer"},
     "devices": {"native", "ops"},
     "kvcache": {"ops", "devices"},
     "compile": {"ops", "devices", "graph"},

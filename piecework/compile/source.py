@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -77,7 +76,7 @@ def read(spelled: Sequence[Any]) -> Any:
     if kind == "device":
         return torch.device(words[0])
     if kind == "float":
-        return {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}.get(words[0]) or float(words[0])
+        return float(words[0])
     if kind == "op":
         return overload(words[0])
     if kind == "implementation":

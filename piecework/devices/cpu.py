@@ -24,7 +24,7 @@ class CpuDevice(Device):
     compilers = ("eager", "inductor", "dynamo")
 
     def default_dtype(self) -> torch.dtype:
-        """bfloat16 where the CPU multiplies it in hardware, else float32, which is then much faster."""
+        """bfloat16 where the CPU multiplies it in hardware, else float32."""
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         return torch.bfloat16 if fast else torch.float32
 

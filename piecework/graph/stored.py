@@ -70,10 +70,12 @@ class ProgramStore:
             return None
         try:
             program = _read_program(stored, tensors_of(module), self._device)
-        except (KeyError, ValueError, TypeError, AttributeError, SyntaxError) as error:
-            log.warning("the stored program %s is refused and made again: %s", path, error)
+            counts = dict(stored["counters"])
+        except (LookupError, ValueError, TypeError, AttributeError, SyntaxError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            log.warning("the stored program %s is refused and made again: %s", path, reason)
             return None
-        for key, value in stored["counters"].items():
+        for key, value in counts.items():
             if key.startswith("pass_matches."):
                 counters.add_matches(key.partition(".")[2], value)
             else:

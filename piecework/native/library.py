@@ -25,19 +25,16 @@ DISABLE_VARIABLE = "PIECEWORK_NATIVE"
 _BUILD_SECONDS = 300
 
 
+@functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the kernels, or None where they can't be had, which is logged once with the reason.
 
-    They are built for the best instruction set of the machine, or for $PIECEWORK_ISA.
+    They are built for the best instruction set of the machine, or for $PIECEWORK_ISA. It is settled at the
+    first call: each call of an op asks.
     """
     if os.environ.get(DISABLE_VARIABLE) == "0":
         return None
-    return _library(toolchain.isa())
-
-
-@functools.cache
-def _library(isa: str) -> ctypes.CDLL | None:
-    compiler = toolchain.compiler()
+    isa, compiler = toolchain.isa(), toolchain.compiler()
     if compiler is None:
         log.warning("no C++ compiler (c++, g++, clang++ or $CXX): the CPU's kernels run in torch, slower")
         return None

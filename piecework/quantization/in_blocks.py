@@ -15,6 +15,7 @@ from piecework.layers.parameter import deferred_parameters, materialise
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
+from piecework.native import library
 from piecework.ops.block_linear import SIZES, pack_blocks
 from piecework.quantization.targets import kept_float, parts_of
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
@@ -65,6 +66,10 @@ def load_in_blocks(
         assert kind is not None
         packed = _pack(checkpoint, found[name], kind).to(device)
         model.set_submodule(name, _layer(module, packed, model.get_submodule(name).bias, dtype))
+    if found and not (device.type == "cpu" and library() is not None):
+        log.warning(
+            "%s: no kernel multiplies by blocks here; the reference does, very slowly", checkpoint.where
+        )
     log.info("%s: %d matrices stay in their blocks", checkpoint.where, len(found))
     return model.eval()
 

@@ -97,12 +97,15 @@ def make_programs(
 
         passes = recipe.passes(model)
         made = Options(device, settings, passes, recipe.compiler, counters, profile, cache_dir)
-        body = body or build_program(model, made)
-        made = replace(made, passes=HeadPasses(passes), counters=head_counters)
-        head = head or build_head_program(model, made)
-        if store:
-            store.save("body", body, model, counters)
-            store.save("head", head, model, head_counters)
+        if body is None:
+            body = build_program(model, made)
+            if store:
+                store.save("body", body, model, counters)
+        if head is None:
+            made = replace(made, passes=HeadPasses(passes), counters=head_counters)
+            head = build_head_program(model, made)
+            if store:
+                store.save("head", head, model, head_counters)
     largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
     buffers = StaticBuffers(
         device,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -24,8 +23,6 @@ from piecework.models.config import ModelConfig
 if TYPE_CHECKING:
     from piecework.graph.passes import PassManager, Report, Structure
     from piecework.models.decoder import CausalLM
-
-log = logging.getLogger("piecework.graph")
 
 
 @dataclass(frozen=True)

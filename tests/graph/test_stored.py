@@ -96,7 +96,7 @@ def test_verified_passes_run_every_time(folder: Path, tmp_path: Path) -> None:
         assert counts["stored_programs"] == 0 and counts["traces"] == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no piece", "other weight", "unknown op"])
+@pytest.mark.parametrize("damage", ["truncated", "no piece", "no counts", "other weight", "unknown op"])
 def test_a_damaged_entry_is_told_and_made_again(
     folder: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -106,6 +106,8 @@ def test_a_damaged_entry_is_told_and_made_again(
         if damage == "no piece":
             content["pieces"] = content["pieces"][:0]
             del content["steps"]
+        elif damage == "no counts":
+            del content["counters"]
         elif damage == "other weight":
             weight = next(b for b in content["bindings"] if b[2] is not None)
             weight[2][0] = [1, 2, 3]
@@ -119,6 +121,17 @@ def test_a_damaged_entry_is_told_and_made_again(
     assert tokens == expected and counts["stored_programs"] == 0 and counts["traces"] == 1
     assert "made again" in caplog.text
     assert answer(folder, tmp_path)[1]["stored_programs"] == 1
+
+
+def test_a_body_without_its_head_keeps_its_counts(folder: Path, tmp_path: Path) -> None:
+    _, made = answer(folder, tmp_path)
+    for path in stored(tmp_path):
+        if not json.loads(path.read_text())["counters"].get("holes"):
+            path.unlink()
+    for _ in range(2):  # the first makes the head anew, and must not count the body's making into an entry
+        _, taken = answer(folder, tmp_path)
+        assert taken["stored_programs"] == 1 and taken["pieces"] == made["pieces"]
+    assert len(stored(tmp_path)) == 2
 
 
 def test_what_a_program_does_not_say_of_itself_is_not_stored(tmp_path: Path) -> None:

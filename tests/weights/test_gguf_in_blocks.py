@@ -96,3 +96,13 @@ def test_only_gguf_files_have_blocks() -> None:
 
     with pytest.raises(ConfigError, match=r"quantization.*/models/float is no GGUF file"):
         choose_reader(Other(), "gguf")  # type: ignore[arg-type]
+
+
+def test_blocks_without_a_kernel_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("piecework.quantization.in_blocks.library", lambda: None)
+    checkpoint = _file(tmp_path, "qwen3", {"": "Q4_0"})
+    _load(checkpoint, True)
+    checkpoint.close()
+    assert f"{checkpoint.where}: no kernel multiplies by blocks here" in caplog.text

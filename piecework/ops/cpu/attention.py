@@ -11,6 +11,7 @@ from torch import Tensor
 from piecework.native import library
 from piecework.native.types import TYPES
 from piecework.ops.attention import attention, paged_attention
+from piecework.ops.cpu.kernels import FLOATS, kernels
 from piecework.ops.sdpa import attention_sdpa, paged_attention_sdpa
 
 attention.implement("cpu")(attention_sdpa)
@@ -57,7 +58,7 @@ def supports(
     """Whether the kernel can run the call: one float type, head_dim a multiple of 8, rows without gaps."""
     kind = q.dtype
     return (
-        kind in (torch.float32, torch.bfloat16, torch.float16)
+        kind in FLOATS
         and q.shape[2] % 8 == 0
         and k.dtype == v.dtype == out.dtype == k_cache.dtype == v_cache.dtype == kind
         and _has_rows(q)
@@ -73,8 +74,7 @@ def supports(
 @paged_attention.implement("cpu")
 def paged_attention_cpu(*args: Any) -> None:
     """Write the step's keys and values, then attend; see the reference for the arguments."""
-    kernels = library()
-    if kernels is None or not supports(*args):
+    if not supports(*args):
         paged_attention_sdpa(*args)
         return
     q, k, v, out, k_cache, v_cache, slots, page_table, query_starts, context_lengths = args[:10]
@@ -95,7 +95,7 @@ def paged_attention_cpu(*args: Any) -> None:
         TYPES[q.dtype],
         scale,
     )
-    kernels.piecework_paged_attention(ctypes.byref(call))
+    kernels().piecework_paged_attention(ctypes.byref(call))
 
 
 def _index(x: Tensor) -> Tensor:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
 from torch import Tensor
 
 from piecework.native import library
 from piecework.native.types import TYPES
 from piecework.ops.block_linear import BLOCK, linear_blocks
+from piecework.ops.cpu.kernels import FLOATS, kernels
 
 _POINTERS = ("x", "packed", "bias", "out")
 _NUMBERS = ("x_stride", "rows", "outputs", "inputs", "kind", "type")
@@ -27,7 +27,7 @@ class _Call(ctypes.Structure):
 def supports(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | None = None) -> bool:
     """Whether the kernel can run the call."""
     return (
-        x.dtype in (torch.float32, torch.bfloat16, torch.float16)
+        x.dtype in FLOATS
         and packed.is_contiguous()
         and (bias is None or bias.dtype == x.dtype)
         and library() is not None
@@ -37,10 +37,6 @@ def supports(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | None = None
 @linear_blocks.implement("cpu", supports)
 def linear_blocks_cpu(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | None = None) -> Tensor:
     """x [..., K] -> [..., N]; see the reference. A row gives the same whatever rows are beside it."""
-    kernels = library()
-    if kernels is None:
-        y: Tensor = linear_blocks.reference(x, packed, outputs, bias)
-        return y
     inputs = packed.shape[1] * BLOCK
     rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, inputs).contiguous()
     out = x.new_empty((*x.shape[:-1], outputs))
@@ -58,5 +54,5 @@ def linear_blocks_cpu(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | No
         packed.shape[2],
         TYPES[x.dtype],
     )
-    kernels.piecework_linear_blocks(ctypes.byref(call))
+    kernels().piecework_linear_blocks(ctypes.byref(call))
     return out

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import ctypes
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from piecework.native import library
 from piecework.native.types import TYPES
+from piecework.ops.cpu.kernels import FLOATS, kernels
 from piecework.ops.linear import linear
 
 
@@ -29,7 +28,7 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Whether the kernel can run the call: one float type for all, each row without gaps."""
     kind = weight.dtype
     return (
-        kind in (torch.float32, torch.bfloat16, torch.float16)
+        kind in FLOATS
         and x.dtype == kind
         and weight.stride(1) == 1
         and (bias is None or bias.dtype == kind)
@@ -40,9 +39,6 @@ def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
 @linear.implement("cpu", supports)
 def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [..., K], weight [N, K], bias [N] -> [..., N]. A row gives the same whatever rows are beside it."""
-    kernels = library()
-    if kernels is None:
-        return F.linear(x, weight, bias)
     outputs, inputs = weight.shape
     rows = x if x.dim() == 2 and x.stride(1) == 1 else x.reshape(-1, inputs).contiguous()
     out = x.new_empty((*x.shape[:-1], outputs))
@@ -60,5 +56,5 @@ def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         inputs,
         TYPES[weight.dtype],
     )
-    kernels.piecework_linear(ctypes.byref(call))
+    kernels().piecework_linear(ctypes.byref(call))
     return out
