@@ -4,6 +4,38 @@ from __future__ import annotations
 
 import os
 
+import hypothesis
+import pytest
+import torch
+from torch import Tensor
+
 # Workers that run side by side share the cores; more threads than cores would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A test gives the same verdict each time. `pytest --hypothesis-profile explore` looks for new examples.
+hypothesis.settings.register_profile("repeat", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("repeat")
+
+
+class TorchRandom:
+    """torch's generator as hypothesis wants one, which seeds it before each example."""
+
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def getstate(self) -> Tensor:
+        return torch.get_rng_state()
+
+    def setstate(self, state: Tensor) -> None:
+        torch.set_rng_state(state)
+
+
+TORCH_RANDOM = TorchRandom()  # hypothesis holds it weakly
+hypothesis.register_random(TORCH_RANDOM)
+
+
+@pytest.fixture(autouse=True)
+def _the_same_numbers_each_time() -> None:
+    torch.manual_seed(0)

@@ -64,7 +64,9 @@ def quantize_blocks(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> integers in [-127, 127] as float32 [T, B, 32] and their scales [T, B]: largest / 127."""
     blocks = x.float().unflatten(-1, (-1, BLOCK))
     largest = blocks.abs().amax(-1)
-    q = (blocks * torch.where(largest > 0, 127 / largest, 0).unsqueeze(-1)).round()
+    # Not `127 / largest`, which is the reciprocal times 127: kernels divide once, and ties would round apart.
+    steps = torch.full_like(largest, 127) / largest
+    q = (blocks * torch.where(largest > 0, steps, 0).unsqueeze(-1)).round()
     return q.nan_to_num(0, 0, 0), largest / 127
 
 

@@ -79,6 +79,7 @@ def test_throughput_of_conversations(run: Run, tiny: Path, tmp_path: Path) -> No
     assert "Throughput Benchmark Result" in done.out
 
 
+@pytest.mark.slow
 def test_serving_starts_and_stops_its_own_server(run: Run, tiny: Path) -> None:
     shape = [
         "--num-prompts",

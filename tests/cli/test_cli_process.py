@@ -50,6 +50,7 @@ def test_ctrl_c_ends_with_130_and_without_a_traceback(long_run: list[str]) -> No
     assert "Traceback" not in errors
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_it_quietly(long_run: list[str]) -> None:
     process = start(*long_run)
     assert process.stdout is not None and process.stderr is not None

@@ -62,6 +62,7 @@ def test_artefacts_hold_no_weights(cache: Path) -> None:
     torch.testing.assert_close(program.run(inputs), before * 2)
 
 
+@pytest.mark.slow
 def test_piece_that_excludes_one_token_gets_a_variant_for_it(tmp_path: Path) -> None:
     def gaps(x: torch.Tensor) -> torch.Tensor:
         # Inductor assumes more than one row where rows have gaps between them.

@@ -21,6 +21,7 @@ from piecework.graph.counters import Counters
 from piecework.graph.program import Program
 from piecework.graph.stored import ProgramStore
 
+SIM: dict[str, Any] = {"device": "sim", "num_pages": 32, "max_num_seqs": 2, "max_num_batched_tokens": 16}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPT = [5, 9, 11]
 
@@ -41,11 +42,13 @@ def stored(cache: Path) -> list[Path]:
     return sorted((cache / "programs").glob("*.json"))
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim"])
-def test_the_second_start_takes_it_and_gives_the_same(folder: Path, tmp_path: Path, device: str) -> None:
-    first, made = answer(folder, tmp_path, device=device, num_pages=32)
+@pytest.mark.parametrize("settings", [{}, SIM], ids=["cpu", "sim"])
+def test_the_second_start_takes_it_and_gives_the_same(
+    folder: Path, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    first, made = answer(folder, tmp_path, **settings)
     assert made["stored_programs"] == 0 and len(stored(tmp_path)) == 2
-    second, taken = answer(folder, tmp_path, device=device, num_pages=32)
+    second, taken = answer(folder, tmp_path, **settings)
     assert second == first
     assert taken["stored_programs"] == 1
     shape = ("traces", "pieces", "holes", "distinct")
@@ -73,9 +76,9 @@ print(*(name for name in ("sympy", "torch._dynamo", "torch._inductor") if name i
         {"compilation_config": {"disable_passes": ["add_rms_norm"]}},
         {"compilation_config": {"strict": True}},
         {"dtype": "bfloat16"},
-        {"device": "sim", "num_pages": 32},
+        SIM,
     ],
-    ids=str,
+    ids=["passes", "strict", "dtype", "device"],
 )
 def test_other_settings_get_another_program(folder: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
     answer(folder, tmp_path)

@@ -49,6 +49,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *command], env=env, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_examples_run_as_written(tmp_path: Path) -> None:
     assert sorted(FILES) == ["acme_passes/norms.py", "acme_passes/scales.py", "pyproject.toml"]
     assert len(BLOCKS) == 2

@@ -73,8 +73,8 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.Mon
     ("environment", "said"),
     [
         ({"CXX": "", "PATH": "/nowhere"}, "no C++ compiler"),
-        ({"CXX": "/bin/false"}, "can't be built"),
-        ({"PIECEWORK_NATIVE": "0"}, None),
+        pytest.param({"CXX": "/bin/false"}, "can't be built", marks=pytest.mark.slow),
+        pytest.param({"PIECEWORK_NATIVE": "0"}, None, marks=pytest.mark.slow),
     ],
 )
 def test_without_a_library_torch_runs(environment: dict[str, str], said: str | None, tmp_path: Path) -> None:
