@@ -12,8 +12,6 @@ from cli_run import Done, Run
 PAGE = Path(__file__).parents[2] / "docs" / "debugging.md"
 COMMAND = re.compile(r"^((?:PIECEWORK_DEBUG=\d )?piecework .*)$", re.MULTILINE)
 LINES = COMMAND.findall(PAGE.read_text(encoding="utf-8"))
-SLOW = [line for line in LINES if "bench startup" in line]
-QUICK = [line for line in LINES if line not in SLOW]
 
 
 def call(line: str, run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Done:
@@ -25,10 +23,11 @@ def call(line: str, run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_page_has_them() -> None:
-    assert len(QUICK) == 13 and len(SLOW) == 2
+    assert len(LINES) == 15
 
 
-@pytest.mark.parametrize("line", QUICK)
+@pytest.mark.slow
+@pytest.mark.parametrize("line", LINES)
 def test_a_command_of_the_page(
     line: str, run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -38,16 +37,8 @@ def test_a_command_of_the_page(
     assert ("[1] Program of the body" in done.err) == line.startswith("PIECEWORK_DEBUG")
     if "--html page.html" in line:
         assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", SLOW)
-def test_a_slow_command_of_the_page(
-    line: str, run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = call(line, run, tiny, tmp_path, monkeypatch)
-    assert done.code == 0, done.err
-    assert "from process start to first token" in done.out
+    if "bench startup" in line:
+        assert "from process start to first token" in done.out
 
 
 def test_each_number_shows_one_layer_more(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

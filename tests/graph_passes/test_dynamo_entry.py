@@ -52,10 +52,9 @@ def check_named_ops(program: Program, layers: int, norms: int) -> None:
         assert sum(named_ops_per_piece(program, op)) == 0, op
 
 
-@pytest.mark.parametrize(
-    ("name", "layers"),
-    [("qwen3", 2), *(pytest.param(name, 6, marks=pytest.mark.slow) for name in NORMS)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("layers", [2, 6])
+@pytest.mark.parametrize("name", NORMS)
 def test_a_model_of_transformers_runs_in_pieces(name: str, layers: int) -> None:
     model = tiny_model(name, num_hidden_layers=layers)
     backend = Backend(CompilationConfig(verify_passes=True, strict=True))

@@ -25,21 +25,12 @@ needs_triton = pytest.mark.skipif(
 )
 
 
-def run(tests: str, marker: str) -> None:
-    command = [sys.executable, "-m", "pytest", f"tests/triton_kernels{tests}", "-m", marker]
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    command += ["-p", "no:cacheprovider"]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
-    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
-
-
-@needs_triton
-def test_kernels_under_the_interpreter():
-    run("", "not slow and not gpu and not npu")
-
-
 @needs_triton
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["rows", "heads", "linear", "attention", "program"])
-def test_kernels_under_the_interpreter_over_the_grid(name):
-    run(f"/test_triton_{name}.py", "slow and not gpu")
+def test_kernels_under_the_interpreter(name: str) -> None:
+    command = [sys.executable, "-m", "pytest", f"tests/triton_kernels/test_triton_{name}.py"]
+    command += ["-m", "not gpu", "-p", "no:cacheprovider"]
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout + done.stderr
