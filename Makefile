@@ -10,7 +10,7 @@ PIP_FLAGS ?=
 PROMPT ?= What is the capital of France?
 # Test files run side by side, each as a whole, since its tests share models and servers.
 SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
-CHECKED := piecework tests tools
+CHECKED := piecework tests tools benchmarks
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 

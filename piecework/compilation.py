@@ -114,15 +114,15 @@ class CompilationConfig:
         object.__setattr__(self, name, tuple(names))
 
 
-def read_object(value: Any) -> Mapping[str, Any]:
-    """Return a JSON object, as text or as a mapping, as a mapping; anything else is a ConfigError."""
+def read_object(value: Any, name: str = "compilation_config") -> Mapping[str, Any]:
+    """Return a JSON object, as text or as a mapping, as a mapping; all else is a ConfigError of `name`."""
     if isinstance(value, str):
         try:
             value = json.loads(value)
         except json.JSONDecodeError as error:
-            raise ConfigError("compilation_config", value, f"a JSON object ({error})") from error
+            raise ConfigError(name, value, f"a JSON object ({error})") from error
     if not isinstance(value, Mapping):
-        raise ConfigError("compilation_config", value, "a JSON object")
+        raise ConfigError(name, value, "a JSON object")
     return value
 
 

@@ -32,11 +32,16 @@ class Iteration:
 
 
 def run_latency(
-    service: Service, options: LatencyOptions, seed: int, on_done: Callable[[], None] = lambda: None
+    service: Service,
+    options: LatencyOptions,
+    seed: int,
+    on_done: Callable[[], None] = lambda: None,
+    other: Service | None = None,
 ) -> dict[str, Any]:
     """Check that the batch gives the tokens of each prompt alone, then time it; return the figures.
 
-    Each run has new prompts, so that no cached prefix helps. `on_done` is called after every run.
+    Each run has new prompts, so that no cached prefix helps. `on_done` is called after every run. `other`
+    is another engine to compare with: it runs each batch too, before or after by turns.
     """
     check_fits(service, options.input_len, options.output_len)
     rng = random.Random(seed)
@@ -49,19 +54,24 @@ def run_latency(
     checked = batch()
     alone = [result.token_ids for result in run_alone(service, checked)]
     check = compare(alone, [result.token_ids for result in run_together(service, checked)])
+    services = [service] if other is None else [service, other]
     for _ in range(options.num_iters_warmup):
-        run_together(service, batch())
+        jobs = batch()
+        for one in services:
+            run_together(one, jobs)
         on_done()
     cost = model_cost(service.model_config, service.weight_bytes)
     floor = ReadFloor(cost.step_bytes(options.batch_size))
     service.profile.reset()
     before = service.graph_counters()
-    iterations = []
-    for _ in range(options.num_iters):
+    rounds: dict[Service, list[Iteration]] = {one: [] for one in services}
+    for number in range(options.num_iters):
         jobs = batch()
-        seconds = floor.read()
-        iterations.append(measure(run_together(service, jobs), options.output_len, seconds))
+        for one in services if number % 2 == 0 else services[::-1]:
+            seconds = floor.read()
+            rounds[one].append(measure(run_together(one, jobs), options.output_len, seconds))
         on_done()
+    iterations = rounds[service]
     report = {
         **_setting(service, options),
         "check": str(check),
@@ -69,6 +79,9 @@ def run_latency(
         "outputs_compared": check.compared,
         **figures(iterations, options, cost.step_bytes(options.batch_size)),
     }
+    if other is not None:
+        found = [result.token_ids for result in run_together(other, checked)]
+        report["against"] = {"check": str(compare(alone, found)), **ratios(iterations, rounds[other])}
     prefill = median(i.prefill for i in iterations)
     rows = options.batch_size
     flops = rows * (options.input_len * cost.token_flops(head=False) + 2.0 * cost.head)
@@ -80,6 +93,20 @@ def run_latency(
         snapshot["counters"].update(graph_counts(before, service.graph_counters()))
         report["profile"] = snapshot
     return report
+
+
+def ratios(ours: Sequence[Iteration], others: Sequence[Iteration]) -> dict[str, Any]:
+    """Return the other engine's times and the median of its times over ours, pair by pair: above 1, ours is
+    faster. `step` is None for one output token.
+    """
+    pairs = list(zip(ours, others, strict=True))
+    steps = [other.step / one.step for one, other in pairs if one.step and other.step]
+    return {
+        "latencies": [other.latency for _, other in pairs],
+        "latency_ratio": median(other.latency / one.latency for one, other in pairs),
+        "prefill_ratio": median(other.prefill / one.prefill for one, other in pairs),
+        "step_ratio": median(steps) if steps else None,
+    }
 
 
 def graph_counts(

@@ -59,6 +59,10 @@ class LatencyOptions:
     batch_size: int = setting(1, "prompts in the batch", flags=("--batch",))
     num_iters: int = setting(5, "timed runs")
     num_iters_warmup: int = setting(1, "runs before, not timed", flags=("--warmup",), low=0)
+    against: str | None = setting(
+        None,
+        "JSON of engine settings: each run has one beside it with these changed, and the ratios are told",
+    )
 
     def __post_init__(self) -> None:
         check(self)

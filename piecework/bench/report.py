@@ -72,6 +72,16 @@ def latency_block(report: Mapping[str, Any]) -> str:
             ("Read floor (GB/s):", report["floor_gb_s"]),
             ("Step over floor:", f"{report['step_over_floor']:.2f}x"),
         ]
+    other = report.get("against")
+    if other is not None:
+        rows += [
+            "Times of the other engine, over these",
+            ("Latency:", f"{other['latency_ratio']:.3f}x"),
+            ("Prefill:", f"{other['prefill_ratio']:.3f}x"),
+        ]
+        if other["step_ratio"] is not None:
+            rows.append(("Decode step:", f"{other['step_ratio']:.3f}x"))
+        rows.append(("Its tokens:", other["check"]))
     return _with_notes(block("Latency Benchmark Result", rows), report)
 
 

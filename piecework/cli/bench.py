@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from piecework.bench.options import (
     KernelOptions,
@@ -16,12 +16,16 @@ from piecework.bench.options import (
     StartupOptions,
     ThroughputOptions,
 )
-from piecework.cli.flags import add_config_flags, config_from_args, given_settings
+from piecework.cli.flags import COMPILATION, add_config_flags, config_from_args, given_settings
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import progress
 from piecework.cli.remote import refuse_engine_settings
+from piecework.compilation import read_object
 from piecework.config import DeviceConfig, EngineConfig
+
+if TYPE_CHECKING:
+    from piecework.engine.service import Service
 
 KINDS = {
     "serving": "load on an OpenAI-compatible server, another one (--base-url) or one started for the run",
@@ -73,10 +77,35 @@ def _latency(arguments: Sequence[str]) -> int:
 
     args = make_parser("latency").parse(arguments)
     options = config_from_args(LatencyOptions, args)
+    changed = given_settings(EngineConfig, args)
+    if options.against is not None:
+        changed = changed_settings("against", options.against, changed)
+        EngineConfig.from_flat(changed)  # refused before the first model is loaded
+
+    def measured(service: Service, seed: int) -> dict[str, Any]:
+        with ExitStack() as stack:
+            other = None
+            if options.against is not None:
+                other = stack.enter_context(closing(type(service)(EngineConfig.from_flat(changed))))
+            return run_latency(service, options, seed, done, other)
+
     with progress("latency", options.num_iters + options.num_iters_warmup) as done:
-        report = _offline(args, lambda service, seed: run_latency(service, options, seed, done))
+        report = _offline(args, measured)
     print(json.dumps(report) if args.json else latency_block(report))
     return 0
+
+
+def changed_settings(name: str, text: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings `given` with those of the JSON object `text`, the value of the flag `name`, over
+    them; those of `compilation_config` one by one.
+    """
+    changes = dict(read_object(text, name))
+    if COMPILATION in changes:
+        changes[COMPILATION] = {
+            **read_object(given.get(COMPILATION) or {}),
+            **read_object(changes[COMPILATION]),
+        }
+    return {**given, **changes}
 
 
 def _throughput(arguments: Sequence[str]) -> int:

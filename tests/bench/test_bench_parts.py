@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from piecework.bench.cost import Cost
 from piecework.bench.datasets import random_lengths, random_requests, sharegpt_requests, words_tokens
 from piecework.bench.floor import ReadFloor
+from piecework.bench.latency import Iteration, ratios
 from piecework.bench.load import arrival_times
 from piecework.bench.offline import compare
 from piecework.bench.options import LatencyOptions, ServingOptions, ThroughputOptions
@@ -23,6 +24,14 @@ from piecework.bench.report import block, profile_table
 from piecework.bench.stats import describe_ms, percentile
 from piecework.errors import ConfigError
 from piecework.profile import Profile
+
+
+def test_ratios_are_medians_of_pairs() -> None:
+    ours = [Iteration(1.0, 0.5, 1.0, 0.0), Iteration(2.0, 0.5, 2.0, 0.0), Iteration(4.0, 0.5, 4.0, 0.0)]
+    others = [Iteration(2.0, 0.4, 2.0, 0.0), Iteration(3.0, 0.5, 3.0, 0.0), Iteration(1.0, 1.0, 1.0, 0.0)]
+    found = ratios(ours, others)
+    assert (found["latency_ratio"], found["prefill_ratio"], found["step_ratio"]) == (1.5, 1.0, 1.5)
+    assert ratios(ours, [Iteration(1.0, 0.5, None, 0.0)] * 3)["step_ratio"] is None
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50), st.floats(0, 100))

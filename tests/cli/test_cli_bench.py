@@ -56,6 +56,33 @@ def test_latency_prints_a_block(run: Run, tiny: Path) -> None:
     assert "Decode" not in done.out  # one token has no decode step
 
 
+def test_latency_beside_another_engine(run: Run, tiny: Path) -> None:
+    shape = ["--input-len", "4", "--output-len", "3", "--num-iters", "2", "--dtype", "float32"]
+    command = ["bench", "latency", "--model", str(tiny), *shape, "--disable-passes", "add_rms_norm"]
+    other = '{"max_model_len": 64, "compilation_config": {"strict": true}}'
+    (report,) = run(*command, "--against", other, "--json").lines
+    found = report["against"]
+    assert found["check"] == "1 of 1 equal to the output alone"
+    assert len(found["latencies"]) == len(report["latencies"]) == 2
+    assert min(found["latency_ratio"], found["prefill_ratio"], found["step_ratio"]) > 0
+    done = run(*command, "--against", other)
+    assert "Times of the other engine, over these" in done.out and "Decode step:" in done.out
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        ("[1]", "against=[1] is not allowed: a JSON object"),
+        ("{", "against='{' is not allowed: a JSON object"),
+        ('{"no_such": 1}', "no_such"),
+        ('{"compilation_config": {"compiler": "no_such"}}', "compiler='no_such' is not allowed"),
+    ],
+)
+def test_another_engine_that_can_not_be_is_refused(run: Run, tiny: Path, other: str, said: str) -> None:
+    done = run("bench", "latency", "--model", str(tiny), "--against", other)
+    assert done.code == 2 and said in done.err
+
+
 def test_latency_refuses_what_does_not_fit(run: Run, tiny: Path) -> None:
     done = run("bench", "latency", "--model", str(tiny), "--input-len", "250", "--output-len", "50")
     assert done.code == 2 and "input_len=250 and output_len=50 do not fit" in done.err
