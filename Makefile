@@ -8,8 +8,9 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
 PROMPT ?= What is the capital of France?
-# Test files run side by side, each as a whole, since its tests share models and servers.
-SIDE_BY_SIDE := -n auto --maxprocesses 4 --dist loadfile
+# Test files run side by side, each as a whole, since its tests share models and servers; of the slow ones,
+# a worker that has no more takes half of what another one has left.
+SIDE_BY_SIDE := -n auto --maxprocesses 4
 CHECKED := piecework tests tools benchmarks
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -25,10 +26,10 @@ run: $(VENV)/.installed
 	@$(BIN)/piecework generate --chat --temperature 0 --prompt "$(PROMPT)"
 
 test: lint
-	$(BIN)/pytest $(SIDE_BY_SIDE)
+	$(BIN)/pytest $(SIDE_BY_SIDE) --dist loadfile
 
 slow: $(VENV)/.installed-dev
-	$(BIN)/pytest -m "slow and not gpu and not npu" --timeout 1500 $(SIDE_BY_SIDE)
+	$(BIN)/pytest -m "slow and not gpu and not npu" --timeout 1500 $(SIDE_BY_SIDE) --dist worksteal
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(CHECKED)
