@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from piecework.json_text import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def try_write(path: Path, text: str) -> None:
 def try_read_json(path: Path) -> Any:
     """The value in a cached JSON file, or None where the file is missing or damaged."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 from piecework.errors import ConfigError
+from piecework.json_text import parse_unique
 
 DEFAULT_SPLITTING_OPS = ("piecework::attention",)
 DECODE_GRAPHS = ("auto", "eager", "piecewise", "full")
@@ -61,6 +61,11 @@ class CompilationConfig:
         _one_of("prefill_graph", self.prefill_graph, PREFILL_GRAPHS)
         if not isinstance(self.compiler, str) or not self.compiler:
             raise ConfigError("compiler", self.compiler, "a compiler's name, or auto")
+        if self.passes is not None and len(set(self.passes)) < len(self.passes):
+            raise ConfigError("passes", list(self.passes), "names, each once")
+        folder = self.compile_cache_dir
+        if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
+            raise ConfigError("compile_cache_dir", folder, "the path of a folder")
         if self.max_capture_size is not None:
             _positive("max_capture_size", self.max_capture_size)
         for name in ("verify_passes", "enable_debug_mode", "strict"):
@@ -74,7 +79,7 @@ class CompilationConfig:
         """Read a config from JSON text or a mapping.
 
         Raises ConfigError for text that is no JSON object, for an unknown key, with the allowed ones, and
-        for a setting that is given under both of its names.
+        for a setting that is given twice, also under both of its names.
         """
         if isinstance(value, CompilationConfig):
             return value
@@ -107,7 +112,7 @@ class CompilationConfig:
 
     def _freeze_names(self, name: str) -> None:
         names = getattr(self, name)
-        if names is None:
+        if names is None and name == "passes":
             return
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise ConfigError(name, names, "a list of names")
@@ -118,8 +123,8 @@ def read_object(value: Any, name: str = "compilation_config") -> Mapping[str, An
     """Return a JSON object, as text or as a mapping, as a mapping; all else is a ConfigError of `name`."""
     if isinstance(value, str):
         try:
-            value = json.loads(value)
-        except json.JSONDecodeError as error:
+            value = parse_unique(value)
+        except ValueError as error:
             raise ConfigError(name, value, f"a JSON object ({error})") from error
     if not isinstance(value, Mapping):
         raise ConfigError(name, value, "a JSON object")

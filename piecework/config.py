@@ -237,12 +237,24 @@ def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     import yaml
 
     try:
-        loaded = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        text = Path(path).read_text(encoding="utf-8")
+        loaded = yaml.safe_load(text)
+        twice = _first_twice(yaml.compose(text, yaml.SafeLoader))
+    except (OSError, UnicodeDecodeError, RecursionError, yaml.YAMLError) as error:
         raise ConfigError("config", str(path), f"a readable YAML file ({error})") from error
     if not isinstance(loaded, dict | None):
         raise ConfigError("config", str(path), "a YAML file with a mapping at the top")
+    if twice is not None:
+        raise ConfigError("config", str(path), f"a YAML file with each key once; {twice} stands twice")
     return _flatten(loaded or {}, Settings)
+
+
+def _first_twice(node: Any) -> str | None:
+    """Return a key that a mapping of a composed YAML file holds twice; loading keeps only the last."""
+    pairs = node.value if getattr(node, "id", None) == "mapping" else []
+    keys = [key.value for key, _ in pairs if isinstance(key.value, str)]
+    here = next((key for number, key in enumerate(keys) if key in keys[:number]), None)
+    return here or next((found for _, value in pairs if (found := _first_twice(value))), None)
 
 
 def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:

@@ -19,6 +19,7 @@ BOTTOM = {
     "cache",
     "compilation",
     "debug",
+    "json_text",
     "tables",
     "version",
     "errors",

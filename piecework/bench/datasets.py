@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from bisect import bisect_right
 from collections.abc import Callable
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from piecework.errors import ConfigError
+from piecework.json_text import parse_json
 
 CountTokens = Callable[[str], int]
 DEFAULT_OUTPUT_LEN = 128
@@ -103,7 +103,7 @@ def sharegpt_requests(
 
 def _load(path: str) -> list[Any]:
     try:
-        loaded = json.loads(Path(path).read_text(encoding="utf-8"))
+        loaded = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError("dataset_path", path, f"a readable JSON file ({error})") from error
     if not isinstance(loaded, list):

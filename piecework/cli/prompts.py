@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from piecework.cli.parser import UserError
 from piecework.errors import ModelError
+from piecework.json_text import parse_json
 
 if TYPE_CHECKING:
     from piecework.tokenizer.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ def read_prompts(arguments: Sequence[str], file: str | None) -> list[Prompt]:
             raise UserError("no prompt; give --prompt TEXT, --prompt-file FILE, or standard input")
         file = "-"
     if file is not None:
-        prompts += parse_prompts(_read(file).splitlines(), file)
+        prompts += parse_prompts(_read(file).split("\n"), file)
     if not prompts:
         raise UserError(f"no prompt in {'standard input' if file == '-' else file}")
     return prompts
@@ -78,7 +78,7 @@ def parse_prompts(lines: Iterable[str], name: str) -> list[Prompt]:
 
 def _looks_like_json(line: str) -> bool:
     try:
-        loaded = json.loads(line)
+        loaded = parse_json(line)
     except ValueError:
         return False
     return isinstance(loaded, dict) and any(key in loaded for key in _KEYS)
@@ -86,7 +86,7 @@ def _looks_like_json(line: str) -> bool:
 
 def _from_json(line: str, place: str) -> Prompt:
     try:
-        loaded = json.loads(line)
+        loaded = parse_json(line)
     except ValueError as error:
         raise UserError(f"{place}: not JSON ({error})") from error
     if not isinstance(loaded, dict) or len(loaded) != 1 or next(iter(loaded)) not in _KEYS:

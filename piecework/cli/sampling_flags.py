@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
+
+from piecework.json_text import parse_json
 
 # field -> (type, metavar, help, other flags)
 _NUMBERS: dict[str, tuple[type, str, str, tuple[str, ...]]] = {
@@ -74,7 +75,7 @@ def _ids(text: str) -> tuple[int, ...]:
 
 def _bias(text: str) -> dict[int, float]:
     try:
-        return {int(token): float(bias) for token, bias in json.loads(text).items()}
+        return {int(token): float(bias) for token, bias in parse_json(text).items()}
     except (ValueError, AttributeError, TypeError) as error:
         wanted = 'a JSON object from token id to number such as {"42": -100}'
         raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}") from error

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from piecework.errors import PieceworkError
+from piecework.json_text import parse_json
 
 log = logging.getLogger("piecework.compile")
 
@@ -51,7 +52,7 @@ class PieceCache:
         """
         path = self.folder / f"{key}.json"
         try:
-            header = json.loads(path.read_text())
+            header = parse_json(path.read_text())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as error:

@@ -24,7 +24,9 @@ def make_device(name: str) -> Device:
 
     An unknown name is a ConfigError that lists the known ones.
     """
-    kind, _, options = name.partition(":")
+    kind, colon, options = name.partition(":")
+    if colon and not options:
+        raise ConfigError("device", name, f"a name without a colon, or with options behind it: {kind}")
     return device_class(kind, name).from_options(options)
 
 

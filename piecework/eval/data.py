@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from piecework.errors import ConfigError
+from piecework.json_text import numbered_lines, parse_json
 
 JSON_LINES = (".jsonl", ".ndjson")
 
@@ -17,11 +17,9 @@ def read_lines(field: str, path: str) -> list[tuple[int, dict[str, Any]]]:
     Raises ConfigError, naming `field`, the file and the line.
     """
     found = []
-    for number, line in enumerate(_text(field, path).splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(_text(field, path)):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError as error:
             raise refused(field, path, number, f"it is not JSON ({error})") from error
         if not isinstance(value, dict):

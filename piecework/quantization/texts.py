@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from piecework.errors import ConfigError
+from piecework.json_text import numbered_lines, parse_json
 
 FORMS = (
     "a .jsonl file whose lines have question and answer, text, prompt or messages, "
@@ -22,8 +22,7 @@ def read_texts(path: str | Path) -> list[str]:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("calibration", str(path), f"a readable file ({error}): {FORMS}") from error
     if file.suffix in (".jsonl", ".json"):
-        lines = enumerate(content.splitlines(), start=1)
-        texts = [_text_of(line, f"{file}:{number}") for number, line in lines if line.strip()]
+        texts = [_text_of(line, f"{file}:{number}") for number, line in numbered_lines(content)]
     else:
         texts = [part.strip() for part in content.split("\n\n")]
     texts = [text for text in texts if text]
@@ -34,7 +33,7 @@ def read_texts(path: str | Path) -> list[str]:
 
 def _text_of(line: str, where: str) -> str:
     try:
-        value: Any = json.loads(line)
+        value: Any = parse_json(line)
     except ValueError as error:
         raise ConfigError("calibration", where, f"a JSON object ({error})") from error
     if isinstance(value, dict):

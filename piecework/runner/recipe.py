@@ -128,7 +128,8 @@ def check_splitting_ops(names: Sequence[str]) -> None:
     A piece has no place for the KV cache: attention inside one would see its own batch's tokens only.
     """
     for name in names:
-        if not torch._C._jit_get_schemas_for_operator(name):
+        # torch raises for a name without a namespace.
+        if "::" not in name or not torch._C._jit_get_schemas_for_operator(name):
             known = [ops.get(own).qualified_name for own in ops.names()]
             own = ", ".join(sorted(known, key=lambda op: op != ATTENTION))
             raise ConfigError("splitting_ops", name, f"ops that are registered with torch, such as {own}")

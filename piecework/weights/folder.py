@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from pathlib import Path
 from typing import Any
 
 from piecework.errors import ModelError
+from piecework.json_text import parse_json
 
 log = logging.getLogger(__name__)
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in a JSON file; ModelError where there is none."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise ModelError(f"{path}: no such file") from error
     except (OSError, ValueError) as error:

@@ -5,7 +5,6 @@ Format: https://huggingface.co/docs/safetensors, "Format".
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from piecework.errors import ModelError
+from piecework.json_text import parse_json
 from piecework.weights.folder import read_config, read_generation_config, read_json
 from piecework.weights.mapped import MappedFile
 
@@ -166,7 +166,7 @@ def _read_header(file: MappedFile) -> dict[str, _Entry]:
     if length > file.size - 8:
         raise ModelError(f"{damaged}: its header would take {length} bytes, the file has {file.size}")
     try:
-        header = json.loads(file.copy(8, length).tobytes())
+        header = parse_json(file.copy(8, length).tobytes())
         items = [(name, value) for name, value in header.items() if name != "__metadata__"]
         return {name: _entry(file, 8 + length, name, value) for name, value in items}
     except (ValueError, KeyError, TypeError, AttributeError) as error:

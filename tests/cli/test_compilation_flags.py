@@ -134,6 +134,20 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
             "compilation_config.decode_capture_sizes=[2] is not allowed: only one of "
             "decode_capture_sizes and capture_sizes",
         ),
+        (
+            {"splitting_ops": ["piecework.attention"]},
+            "splitting_ops='piecework.attention' is not allowed: ops that are registered with torch, such as",
+        ),
+        ({"splitting_ops": None}, "splitting_ops=None is not allowed: a list of names"),
+        ({"disable_passes": None}, "disable_passes=None is not allowed: a list of names"),
+        (
+            {"passes": ["dead_code", "dead_code"]},
+            "passes=['dead_code', 'dead_code'] is not allowed: names, each once",
+        ),
+        ({"compile_cache_dir": 5}, "compile_cache_dir=5 is not allowed: the path of a folder"),
+        ({"cache_dir": False}, "compile_cache_dir=False is not allowed: the path of a folder"),
+        ({"cache_dir": ""}, "compile_cache_dir='' is not allowed: the path of a folder"),
+        ({"cache_dir": "a\0b"}, "compile_cache_dir='a\\x00b' is not allowed: the path of a folder"),
     ],
 )
 def test_what_cannot_work_is_refused(run: Run, tiny: Path, settings: dict[str, Any], message: str) -> None:
@@ -141,6 +155,21 @@ def test_what_cannot_work_is_refused(run: Run, tiny: Path, settings: dict[str, A
     done = run("generate", "hi", "--model", str(tiny), "--compilation-config", json.dumps(settings), *budget)
     assert (done.code, done.out) == (2, "")
     assert done.err.startswith(f"piecework: error: {message}")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"strict": true, "strict": false}', "the key 'strict' stands twice, as True and False"),
+        ('{"max_capture_size": 1' + "0" * 5000 + "}", "4300 digits"),
+        ("[" * 100_000, "it is nested too deeply"),
+    ],
+    ids=["twice", "digits", "deep"],
+)
+def test_json_that_cannot_be_read_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=r"^compilation_config=.* is not allowed: a JSON object") as error:
+        CompilationConfig.parse(text)
+    assert reason in error.value.allowed
 
 
 def test_the_config_of_the_issue_works_and_says_what_it_does(run: Run, tiny: Path) -> None:

@@ -41,6 +41,12 @@ def test_bad_jsonl_names_the_line(line: str, message: str) -> None:
         parse_prompts([line], "f.jsonl")
 
 
+def test_a_line_of_jsonl_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt": "a\u2028b"}\r\n{"prompt": "c"}\n', encoding="utf-8")
+    assert [p.text for p in read_prompts([], str(file))] == ["a\u2028b", "c"]
+
+
 def test_arguments_come_before_the_file(tmp_path: Path) -> None:
     file = tmp_path / "p.txt"
     file.write_text("third\n")

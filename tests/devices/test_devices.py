@@ -19,6 +19,9 @@ def test_devices_by_name():
         make_device("cpu:3")
     with pytest.raises(ConfigError, match="device='sim:7' is not allowed: sim or sim:host"):
         make_device("sim:7")
+    for name in ("cpu:", "sim:", "cuda:"):
+        with pytest.raises(ConfigError, match=f"device='{name}' is not allowed: a name without a colon"):
+            make_device(name)
 
 
 def test_the_cpu_captures_nothing():

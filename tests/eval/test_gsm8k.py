@@ -69,6 +69,7 @@ def test_more_than_the_file_has_is_refused(questions: Path) -> None:
     ("line", "why"),
     [
         ("{not json", "it is not JSON"),
+        ("[" * 100_000, "it is not JSON (it is nested too deeply)"),
         ("[1, 2]", "it holds a list, not an object"),
         ('{"question": "q", "answer": 5}', "'answer' is 5, and has to be a text"),
         ('{"answer": "#### 5"}', "'question' is None, and has to be a text"),

@@ -97,6 +97,8 @@ def test_json_lines_are_joined(tmp_path: Path) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text('{"question": "a", "n": 1, "answer": "b"}\n\n{"text": "c"}\n')
     assert read_text("data", str(path)) == "a\nb\n\nc"
+    path.write_text('{"text": "a\u2028b\x85c"}\r\n', encoding="utf-8")
+    assert read_text("data", str(path)) == "a\u2028b\x85c"
 
 
 @pytest.mark.parametrize(
