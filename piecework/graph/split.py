@@ -264,12 +264,17 @@ def _symbols(nodes: Sequence[fx.Node]) -> list[sympy.Symbol]:
 
 
 def _written_argument(node: fx.Node) -> fx.Node | None:
-    """Return the argument that the op writes and returns, if that is what it returns."""
+    """Return the argument that the op writes and returns, if that is what it returns.
+
+    A view is refused: it has another shape than its argument, and a copy of it would miss later writes.
+    """
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     schema = node.target._schema
     if len(schema.returns) != 1 or schema.returns[0].alias_info is None:
         return None
+    if not schema.returns[0].alias_info.is_write:
+        raise SplitError(f"{op_name(node.target)} can't be a splitting op: it returns a view of its argument")
     names = schema.returns[0].alias_info.before_set
     for position, argument in enumerate(schema.arguments):
         if argument.alias_info is not None and argument.alias_info.before_set & names:

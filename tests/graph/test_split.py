@@ -123,6 +123,13 @@ def test_splitting_op_that_returns_several_tensors_is_refused_by_name() -> None:
         split(graph, ["aten::topk"])
 
 
+def test_splitting_op_that_returns_a_view_is_refused_by_name() -> None:
+    # A view is no place that the op wrote: its argument has another shape, or the same in another order.
+    graph = _graph(lambda x: (x.view(-1, 2, 4) + 1).view(-1, 8) * 2)
+    with pytest.raises(SplitError, match=r"aten::view can't be a splitting op: it returns a view"):
+        split(graph, ["aten::view"])
+
+
 def test_splitting_op_that_takes_a_size_is_refused_by_name() -> None:
     graph = _graph(lambda x: x.new_zeros(x.shape[0], 2) + 1)
     with pytest.raises(SplitError, match="aten::new_zeros takes sym_size"):
