@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("piecework.graph")
 
-FORMAT = 1
+FORMAT = 2
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -69,8 +69,11 @@ class ProgramStore:
         if stored is None:
             return None
         try:
-            program = _read_program(stored, tensors_of(module), self._device)
-            counts = dict(stored["counters"])
+            content = stored["content"]
+            if stored["sha256"] != _digest(content):
+                raise ValueError("its content was changed")  # it may look whole, and compute something else
+            program = _read_program(content, tensors_of(module), self._device)
+            counts = dict(content["counters"])
         except (LookupError, ValueError, TypeError, AttributeError, SyntaxError) as error:
             reason = f"{type(error).__name__}: {error}"
             log.warning("the stored program %s is refused and made again: %s", path, reason)
@@ -91,7 +94,8 @@ class ProgramStore:
             log.debug("the program %s is not stored: %s", name, reason or "it has constants of its own")
             return False
         counts = {k: v for k, v in counters.snapshot().items() if v}
-        try_write(self.path(name), json.dumps({**written, "counters": counts}))
+        content = {**written, "counters": counts}
+        try_write(self.path(name), json.dumps({"sha256": _digest(content), "content": content}))
         return True
 
 
@@ -108,6 +112,10 @@ def sources_digest() -> str:
     for path in sorted(_PACKAGE.rglob("*.py")):
         digest.update(str(path.relative_to(_PACKAGE)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def _unstorable(program: Program) -> str | None:

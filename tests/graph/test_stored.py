@@ -19,7 +19,7 @@ from piecework.compile.source import ByCall, read, spell
 from piecework.devices import make_device
 from piecework.graph.counters import Counters
 from piecework.graph.program import Program
-from piecework.graph.stored import ProgramStore
+from piecework.graph.stored import ProgramStore, _digest
 
 SIM: dict[str, Any] = {"device": "sim", "num_pages": 32, "max_num_seqs": 2, "max_num_batched_tokens": 16}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
@@ -99,14 +99,21 @@ def test_verified_passes_run_every_time(folder: Path, tmp_path: Path) -> None:
         assert counts["stored_programs"] == 0 and counts["traces"] == 1
 
 
-@pytest.mark.parametrize("damage", ["truncated", "no piece", "no counts", "other weight", "unknown op"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "no piece", "no counts", "other weight", "unknown op", "no step", "no content"]
+)
 def test_a_damaged_entry_is_told_and_made_again(
     folder: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected, _ = answer(folder, tmp_path)
     for path in stored(tmp_path):
-        content = json.loads(path.read_text())
-        if damage == "no piece":
+        content = json.loads(path.read_text())["content"]
+        entry = {"sha256": _digest(content), "content": content}
+        if damage == "no step":  # it looks whole, and would compute something else
+            content["steps"] = []
+        elif damage == "no content":
+            del entry["content"]
+        elif damage == "no piece":
             content["pieces"] = content["pieces"][:0]
             del content["steps"]
         elif damage == "no counts":
@@ -117,7 +124,9 @@ def test_a_damaged_entry_is_told_and_made_again(
         elif damage == "unknown op":
             for piece in content["pieces"]:
                 piece["constants"]["gone"] = ["implementation", "no_such_op", "cpu"]
-        text = json.dumps(content)
+        if damage != "no step":  # whoever wrote this meant it
+            entry["sha256"] = _digest(content)
+        text = json.dumps(entry)
         path.write_text(text[: len(text) // 2] if damage == "truncated" else text)
     with caplog.at_level(logging.WARNING):
         tokens, counts = answer(folder, tmp_path)
@@ -129,7 +138,7 @@ def test_a_damaged_entry_is_told_and_made_again(
 def test_a_body_without_its_head_keeps_its_counts(folder: Path, tmp_path: Path) -> None:
     _, made = answer(folder, tmp_path)
     for path in stored(tmp_path):
-        if not json.loads(path.read_text())["counters"].get("holes"):
+        if not json.loads(path.read_text())["content"]["counters"].get("holes"):
             path.unlink()
     for _ in range(2):  # the first makes the head anew, and must not count the body's making into an entry
         _, taken = answer(folder, tmp_path)
