@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -33,18 +34,32 @@ def run(arguments: Sequence[str]) -> int:
         config = replace(config, compilation_config=verified)
     show_logs(config.log_level)
     page = Path(args.html) if args.html is not None else None
-    if page is not None and not page.absolute().parent.is_dir():
-        raise UserError(f"--html {args.html}: there is no folder {page.absolute().parent}")
+    if page is not None:
+        _check_page(page, args.html)
 
     from piecework.explain.explain import explain
     from piecework.explain.page import report_page
     from piecework.explain.text import report_text
 
     report = explain(config)
-    if page is not None:
-        page.write_text(report_page(report), encoding="utf-8")
     print(json.dumps(report.to_dict()) if args.json else report_text(report))
+    if page is not None:  # after the report, which is not lost where the page can't be written
+        try:
+            page.write_text(report_page(report), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"--html {args.html}: cannot be written ({error})") from error
     return 0
+
+
+def _check_page(page: Path, given: str) -> None:
+    """Refuse what can't become a file before the work begins."""
+    folder = page.absolute().parent
+    if not given or page.is_dir():
+        raise UserError(f"--html {given!r}: has to name a file, not a folder")
+    if not folder.is_dir():
+        raise UserError(f"--html {given}: there is no folder {folder}")
+    if not os.access(page if page.exists() else folder, os.W_OK):
+        raise UserError(f"--html {given}: cannot be written")
 
 
 def make_parser() -> Parser:

@@ -18,5 +18,8 @@ def show_logs(level: str) -> None:
 
 class _Line(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        text = f"piecework: {record.levelname.lower()}: {record.getMessage()}"
+        message = record.getMessage()
+        if record.levelno >= logging.WARNING:  # others' errors are quoted there, some over several lines
+            message = " ".join(message.split())
+        text = f"piecework: {record.levelname.lower()}: {message}"
         return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cli_run import Run
@@ -11,6 +13,7 @@ from cli_run import Run
 from piecework.cli import bench
 from piecework.cli import eval as evaluate
 from piecework.cli.main import COMMANDS
+from piecework.native.library import library
 from piecework.version import __version__
 
 
@@ -62,6 +65,9 @@ def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFix
         (["explain", "a", "--model", "b"], "the model is given twice: a and --model b"),
         (["explain", "/no/such/folder"], "model='/no/such/folder' is not found"),
         (["explain", "a", "--html", "/no/such/folder/page.html"], "there is no folder /no/such/folder"),
+        (["explain", "a", "--html", "/"], "--html '/': has to name a file, not a folder"),
+        (["explain", "a", "--html", ""], "--html '': has to name a file, not a folder"),
+        (["generate", "--logit-bias", "[" * 100_000, "hi"], "is not a JSON object from token id to number"),
         (["bench", "speed"], "got 'speed'"),
         (["bench", "serving", "--request-rate", "0"], "request_rate=0.0 is not allowed"),
         (["bench", "serving", "--base-url", "http://x", "--page-size", "8"], "--page-size cannot be set"),
@@ -74,6 +80,34 @@ def test_mistakes_are_one_line_and_exit_code_2(run: Run, arguments: list[str], m
     assert done.err.startswith("piecework: error: ")
     assert message in done.err
     assert done.err.count("\n") == 1
+
+
+def test_a_page_that_cannot_be_written_costs_no_report(run: Run, tiny: Path) -> None:
+    done = run("explain", str(tiny), "--html", "/dev/full", "--json", "--no-verify-passes")
+    assert (done.code, len(done.lines)) == (2, 1)
+    assert done.err.startswith("piecework: error: --html /dev/full: cannot be written (")
+
+
+def test_what_others_say_over_several_lines_is_one_line(run: Run, tiny: Path, tmp_path: Path) -> None:
+    config = json.loads((tiny / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "hidden_size": "64"}))
+    done = run("explain", str(tmp_path))
+    warning, error = done.err.splitlines()
+    assert done.code == 2 and error.startswith("piecework: error: hidden_size='64' is not allowed")
+    assert warning.startswith("piecework: warning: transformers cannot read") and "expected int" in warning
+
+
+def test_a_setting_of_the_machine_is_no_fault_of_a_pass(
+    run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIECEWORK_ISA", "z80")
+    library.cache_clear()
+    try:
+        done = run("explain", str(tiny))
+    finally:
+        library.cache_clear()
+    assert done.code == 2 and done.err.count("\n") == 1
+    assert done.err.startswith("piecework: error: PIECEWORK_ISA='z80' is not allowed: one of ")
 
 
 def test_debug_shows_the_traceback(run: Run) -> None:

@@ -50,6 +50,10 @@ def adds_an_input(graph: Graph, context: PassContext) -> int:
     return 1
 
 
+def ends_the_process(graph: Graph, context: PassContext) -> int:
+    raise SystemExit(0)
+
+
 def uses_wrong_arguments(graph: Graph, context: PassContext) -> int:
     (norm,) = graph.find_nodes(op="call_function", target=OPS.rms_norm.default)
     norm.args = (norm.args[0], norm.args[1])
@@ -64,6 +68,11 @@ def uses_wrong_arguments(graph: Graph, context: PassContext) -> int:
         (changes_shape, "output 0 was"),
         (adds_an_input, "inputs changed"),
         (uses_wrong_arguments, "missing"),
+        (ends_the_process, "SystemExit: 0"),
+        (lambda graph, context: None, "returned None, neither a number of rewrites nor an Outcome"),
+        (lambda graph, context: "1", "returned '1', neither"),
+        (lambda graph, context: -1, "returned -1, neither"),
+        (lambda graph, context: 1.5, "returned 1.5, neither"),
     ],
 )
 def test_a_pass_that_breaks_the_graph_is_undone(

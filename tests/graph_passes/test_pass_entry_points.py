@@ -127,10 +127,24 @@ def test_in_process_discovery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     messages = [r.getMessage() for r in caplog.records if r.name == "piecework.passes"]
     assert messages == [
         "pass dead_code of acme-passes has the name of another pass and is left out",
-        "pass acme_add_norm of acme-passes is left out: No module named 'acme_passes.nowhere'",
+        "pass acme_add_norm of acme-passes is left out: ModuleNotFoundError: "
+        "No module named 'acme_passes.nowhere'",
     ]
-    with pytest.raises(ModuleNotFoundError):
+    with pytest.raises(PassError, match=r"^pass acme_add_norm: of acme-passes can't be loaded or made: Mod"):
         make_manager(strict=True)
+
+
+def test_a_module_that_ends_the_process_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    folder = install(tmp_path, {"acme_passes": "acme_ends"})
+    (folder / "acme_passes").rename(folder / "acme_ends")
+    (folder / "acme_ends").joinpath("norms.py").write_text("import sys\nsys.exit(0)\n")
+    points = folder / "acme_passes-1.0.dist-info" / "entry_points.txt"
+    points.write_text(f"[{GROUP}]\nacme_add_norm = acme_ends.norms:acme_add_norm\n")
+    monkeypatch.syspath_prepend(str(folder))
+    assert [p.name for p in make_manager().passes] == ["common_subexpressions", "dead_code"]
+    assert "acme_add_norm of acme-passes is left out: SystemExit: 0" in caplog.text
 
 
 def test_the_name_must_be_that_of_the_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

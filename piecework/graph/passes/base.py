@@ -12,6 +12,7 @@ import torch
 from torch.fx import Graph, Node
 
 from piecework.graph.passes.bounds import BITWISE, Bound
+from piecework.graph.passes.errors import PassError
 from piecework.graph.passes.report import Rewrite
 
 EACH_LAYER: Literal["each_layer"] = "each_layer"
@@ -141,4 +142,8 @@ class GraphPass(Pass):
     def run(self, graph: Graph, context: PassContext) -> Outcome:
         """Call the function."""
         done = self.rewrite(graph, context)
-        return done if isinstance(done, Outcome) else Outcome(matches=done)
+        if isinstance(done, Outcome):
+            return done
+        if isinstance(done, bool) or not isinstance(done, int) or done < 0:
+            raise PassError(self.name, f"returned {done!r}, neither a number of rewrites nor an Outcome")
+        return Outcome(matches=done)

@@ -176,7 +176,7 @@ class PassManager:
             remove_dead(module.graph)
             refresh(module.graph, before)
             _check_frame(item.name, before, module.graph)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             self._undo(module, before, entry, "failed", _as_pass_error(item.name, error))
             return entry
         entry.ms = (now() - began) * 1e3
@@ -262,7 +262,7 @@ def _output_values(graph: Graph) -> list[Any]:
     return [node.meta["val"] for node in inputs_of(output)]
 
 
-def _as_pass_error(name: str, error: Exception) -> PassError:
+def _as_pass_error(name: str, error: BaseException) -> PassError:
     if isinstance(error, PassError):
         return error
     wrapped = PassError(name, f"{type(error).__name__}: {error}")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from piecework.errors import ConfigError
+from piecework.errors import ConfigError, PieceworkError
 from piecework.graph.passes.base import Expectation, Pass
 from piecework.graph.passes.cleanup import COMMON_SUBEXPRESSIONS, DEAD_CODE
 from piecework.graph.passes.errors import PassError
@@ -125,10 +125,14 @@ def make_manager(
     for name in passes:
         try:
             _add(manager, known[name], expected)
-        except Exception as error:
-            if strict or known[name].origin == OWN:
+        except (Exception, SystemExit) as error:  # a module that isn't a library may end the process
+            origin = known[name].origin
+            if origin == OWN:
                 raise
-            log.warning("pass %s of %s is left out: %s", name, known[name].origin, error)
+            reason = str(error) if isinstance(error, PieceworkError) else f"{type(error).__name__}: {error}"
+            if strict:
+                raise PassError(name, f"of {origin} can't be loaded or made: {reason}") from error
+            log.warning("pass %s of %s is left out: %s", name, origin, reason)
     for name in disable:
         manager.disable(name)
     return manager

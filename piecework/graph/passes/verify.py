@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
+from piecework.errors import ConfigError
 from piecework.graph.passes.aliases import inputs_of
 from piecework.graph.passes.bounds import Bound, error
 from piecework.graph.passes.equivalence import Claim, Difference, Regions, compare
@@ -54,6 +55,8 @@ def verify(
         for source in sources:
             try:
                 results = _run_sides(claim, difference, sides, source)
+            except ConfigError:  # of the machine's settings, and not of the rewrite
+                raise
             except Exception as failure:
                 reason = f"the rewrite of {claim.before.name} fails for {source.tokens} tokens: {failure}"
                 raise VerificationError(name, reason, math.inf, 0.0) from failure
