@@ -42,7 +42,7 @@ def run(arguments: Sequence[str]) -> int:
         max_tokens=args.max_tokens,
         percentile=args.percentile,
         asymmetric=args.asymmetric,
-        keep_dynamic=args.keep_dynamic,
+        keep_dynamic=tuple(args.keep_dynamic),
         max_error=args.max_error or None,
         dtype=None if args.dtype == "auto" else getattr(torch, args.dtype),
     )

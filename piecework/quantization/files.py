@@ -24,7 +24,7 @@ def whole_folder(out: Path) -> Iterator[Path]:
 
     Raises ConfigError where `out` exists already or can't be made.
     """
-    if out.exists():
+    if os.path.lexists(out):  # a link to nowhere is there too, and no folder takes its place
         raise ConfigError("out", str(out), "a folder that doesn't exist yet")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import fnmatch
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 import torch
@@ -73,12 +73,24 @@ class Options:
             raise ConfigError("calibration", None, "a file of texts, which w8a8-static needs")
         if not static and self.calibration is not None:
             raise ConfigError("calibration", self.calibration, f"none: {self.scheme} needs no calibration")
+        if not static:
+            self._refuse_static_options()
         if self.samples < 1 or self.max_tokens < 1:
             raise ConfigError("samples", (self.samples, self.max_tokens), "at least one sample and token")
         if not 50 < self.percentile <= 100:
             raise ConfigError("percentile", self.percentile, "above 50 and at most 100")
         if self.max_error is not None and not self.max_error > 0:
             raise ConfigError("max_error", self.max_error, "a positive number")
+
+    def _refuse_static_options(self) -> None:
+        """What says how inputs are calibrated would do nothing, unnoticed."""
+        for option in fields(self):
+            if option.name in ("scheme", "calibration", "dtype"):
+                continue
+            value = getattr(self, option.name)
+            if value != option.default:
+                allowed = f"only with w8a8-static: {self.scheme} calibrates nothing"
+                raise ConfigError(option.name, list(value) if isinstance(value, tuple) else value, allowed)
 
 
 @dataclass(frozen=True)

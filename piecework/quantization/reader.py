@@ -63,7 +63,7 @@ def main_scheme(schemes: set[Scheme]) -> Scheme | None:
 
 def read_scale(checkpoint: SafetensorsCheckpoint, name: str, rows: int) -> Tensor:
     """Read a weight's scale as float32 [rows], one for all being repeated; ModelError if it is no scale."""
-    scale = checkpoint.load(name).float().flatten()
+    scale = _load_scale(checkpoint, name).flatten()
     if not bool((scale.isfinite() & (scale >= 0)).all()):
         raise ModelError(f"{checkpoint.where}: {name} holds a scale that is negative or not finite")
     return scale.expand(rows).contiguous()
@@ -71,13 +71,21 @@ def read_scale(checkpoint: SafetensorsCheckpoint, name: str, rows: int) -> Tenso
 
 def read_static_input(checkpoint: SafetensorsCheckpoint, scale: str, offset: str | None) -> StaticInput:
     """Read the scale and, where there is one, the offset of an input; ModelError where they can't be."""
-    step = float(checkpoint.load(scale).float())
+    step = float(_load_scale(checkpoint, scale))
     if not (0 < step < float("inf")):
         raise ModelError(f"{checkpoint.where}: {scale} is {step}; it has to be positive and finite")
     shift = 0.0 if offset is None else float(checkpoint.load(offset).float())
     if not (shift == int(shift) and -128 <= shift <= 127):
         raise ModelError(f"{checkpoint.where}: {offset} is {shift}; it has to be a whole number in int8")
     return StaticInput(step, int(shift))
+
+
+def _load_scale(checkpoint: SafetensorsCheckpoint, name: str) -> Tensor:
+    scale = checkpoint.load(name)
+    if not scale.is_floating_point():
+        dtype = str(scale.dtype).removeprefix("torch.")
+        raise ModelError(f"{checkpoint.where}: {name} is {dtype}; a scale is a floating-point number")
+    return scale.float()
 
 
 def refuse_offset(checkpoint: SafetensorsCheckpoint, name: str) -> None:

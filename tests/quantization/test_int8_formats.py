@@ -182,6 +182,8 @@ SCALE = Q_PROJ.replace(".", "__")
         ("compressed", "", {"extra": torch.ones(2)}, ["unexpected", f"{Q_PROJ}.extra"]),
         ("compressed", "", {"weight": torch.ones(64, 64)}, [f"{Q_PROJ}.weight", "float32", "int8"]),
         ("compressed", "", {"weight_scale": -torch.ones(64, 1)}, [f"{Q_PROJ}.weight_scale", "negative"]),
+        ("compressed", "", {"weight_scale": torch.ones(64, 1).int()}, [f"{Q_PROJ}.weight_scale is int32"]),
+        ("compressed", "", {"input_scale": torch.ones(1).bool()}, [f"{Q_PROJ}.input_scale is bool"]),
         ("compressed", "", {"input_scale": torch.zeros(1)}, [f"{Q_PROJ}.input_scale is 0.0", "positive"]),
         ("modelslim", "", {"input_offset": torch.ones(1) / 2}, [f"{Q_PROJ}.input_offset is 0.5", "whole"]),
         ("modelslim", "", {"weight_offset": torch.ones(64, 1)}, [f"{Q_PROJ}.weight_offset", "symmetric"]),

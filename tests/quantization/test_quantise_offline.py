@@ -120,6 +120,11 @@ def test_linears_that_lose_too_much_stay_dynamic_and_are_named(
         (["--scheme", "w8a8-static", "--calibration", "TEXTS", "--keep-dynamic", "re:("], "compiles"),
         (["--scheme", "w8a8-static", "--calibration", "TEXTS", "--percentile", "3"], "percentile=3.0"),
         (["--scheme", "w4"], "w8a8-dynamic"),
+        (["--scheme", "w8", "--asymmetric"], "asymmetric=True is not allowed: only with w8a8-static"),
+        (["--scheme", "w8", "--keep-dynamic", "*.foo"], "keep_dynamic=['*.foo'] is not allowed: only with"),
+        (["--scheme", "w8a8-dynamic", "--percentile", "99"], "percentile=99.0 is not allowed: only with"),
+        (["--scheme", "w8a8-dynamic", "--max-error", "0"], "max_error=None is not allowed: only with"),
+        (["--scheme", "w8", "--samples", "3"], "samples=3 is not allowed: only with"),
     ],
 )
 def test_mistakes_are_named_and_nothing_stays(
@@ -150,6 +155,10 @@ def test_a_folder_that_exists_and_a_model_that_is_quantised_are_refused(
     before = {path: path.read_bytes() for path in out.iterdir()}
     assert main(["quantize", str(model), str(out), "--scheme", "w8"]) == 2
     assert "doesn't exist yet" in capsys.readouterr().err
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "nowhere")
+    assert main(["quantize", str(model), str(link), "--scheme", "w8"]) == 2
+    assert "doesn't exist yet" in capsys.readouterr().err and link.is_symlink()
     assert {path: path.read_bytes() for path in out.iterdir()} == before
     assert main(["quantize", str(out), str(tmp_path / "again"), "--scheme", "w8"]) == 2
     assert "compressed-tensors checkpoint of scheme w8" in capsys.readouterr().err
@@ -166,6 +175,12 @@ def test_large_models_are_written_in_shards(model: Path, tmp_path: Path) -> None
     checkpoint = SafetensorsCheckpoint(tmp_path)
     assert all(torch.equal(checkpoint.load(name), tensor) for name, tensor in tensors.items())
     checkpoint.close()
+
+
+def test_a_line_of_json_may_hold_other_ends_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"text": "a\u2028b\x85c"}\r\n{"text": "d"}\n', encoding="utf-8")
+    assert read_texts(path) == ["a\u2028b\x85c", "d"]
 
 
 def test_texts_are_read_from_lines_of_json_and_from_paragraphs(tmp_path: Path) -> None:
