@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import platform
 import shutil
@@ -10,6 +11,8 @@ import subprocess
 from pathlib import Path
 
 from piecework.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 _AVX2 = ("avx2", "fma", "f16c")
 _AVX512 = (*_AVX2, "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
@@ -60,13 +63,14 @@ def flags(name: str) -> list[str]:
     return ["-std=c++17", "-O3", "-fPIC", "-fopenmp", "-fno-math-errno", "-Wno-psabi", *features]
 
 
+@functools.cache
 def compiler() -> str | None:
-    """Return the path of $CXX, else of c++, g++ or clang++; None where there is none."""
-    for name in (os.environ.get("CXX"), "c++", "g++", "clang++"):
-        found = shutil.which(name) if name else None
-        if found:
-            return found
-    return None
+    """Return the path of $CXX, or where it is not set of c++, g++ or clang++; None where there is none."""
+    asked = os.environ.get("CXX")
+    found = next(filter(None, map(shutil.which, [asked] if asked else ["c++", "g++", "clang++"])), None)
+    if asked and found is None:
+        log.warning("CXX=%r is not found", asked)
+    return found
 
 
 @functools.cache

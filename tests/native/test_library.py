@@ -73,6 +73,7 @@ def test_an_instruction_set_that_is_not_there_is_refused(monkeypatch: pytest.Mon
     ("environment", "said"),
     [
         ({"CXX": "", "PATH": "/nowhere"}, "no C++ compiler"),
+        ({"CXX": "no-such-compiler"}, "CXX='no-such-compiler' is not found"),
         pytest.param({"CXX": "/bin/false"}, "can't be built", marks=pytest.mark.slow),
         pytest.param({"PIECEWORK_NATIVE": "0"}, None, marks=pytest.mark.slow),
     ],
