@@ -16,7 +16,7 @@ LINES = COMMAND.findall(PAGE.read_text(encoding="utf-8"))
 
 def call(line: str, run: Run, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Done:
     monkeypatch.chdir(tmp_path)
-    words = shlex.split(line.replace("smollm2-135m", str(tiny)))
+    words = shlex.split(line.replace("smollm2-135m", str(tiny)).replace("8,64", "2,3"))
     if "=" in words[0]:
         monkeypatch.setenv(*words.pop(0).split("="))
     return run(*words[1:])
