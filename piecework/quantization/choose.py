@@ -7,10 +7,9 @@ from pathlib import Path
 
 from piecework.errors import ConfigError, ModelError
 from piecework.quantization.compressed_tensors import CompressedTensorsReader
-from piecework.quantization.fold_norms import fold_norms
 from piecework.quantization.modelslim import ModelSlimReader, description_of
 from piecework.quantization.on_load import FloatReader
-from piecework.quantization.reader import Reader
+from piecework.quantization.reader import Reader, Scheme
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
@@ -84,6 +83,5 @@ def _of_float(checkpoint: Checkpoint, name: str, asked: str) -> Reader | None:
             f"{checkpoint.where} has float weights, and static scales need calibration: "
             "`piecework quantize MODEL OUT --scheme w8a8-static --calibration FILE`",
         )
-    if name == "w8":
-        return FloatReader(checkpoint, "w8")
-    return FloatReader(fold_norms(checkpoint), "w8a8-dynamic")
+    scheme: Scheme = "w8" if name == "w8" else "w8a8-dynamic"
+    return FloatReader(checkpoint, scheme)

@@ -62,9 +62,8 @@ def load_model(
         for part in target.parts:
             taken.update(reader.tensors(part.linear, part.count, inputs, target.bias))
     materialise(model, device)
-    if isinstance(reader, FloatReader):
-        rest = reader.checkpoint
-    else:
+    rest = checkpoint
+    if not isinstance(reader, FloatReader):
         rest = Dequantised(checkpoint, reader, {part.linear for target in targets for part in target.parts})
         if rest.linears:
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))

@@ -19,7 +19,6 @@ from piecework.models.config import ModelConfig
 from piecework.quantization.calibrate import Calibration, calibrate, cut_samples
 from piecework.quantization.choose import stated_reader
 from piecework.quantization.files import whole_folder
-from piecework.quantization.fold_norms import fold_norms
 from piecework.quantization.load import load_model
 from piecework.quantization.on_load import FloatReader
 from piecework.quantization.reader import SCHEMES, Scheme
@@ -125,11 +124,10 @@ def quantise(
         if stated is not None:
             raise ConfigError("model", checkpoint.where, f"a float model; it is {stated.description}")
         config = ModelConfig.from_dict(checkpoint.config)
-        weights = checkpoint if options.scheme == "w8" else fold_norms(checkpoint)
         with whole_folder(out) as folder:
-            inputs, outcome = _calibrated(source, weights, config, options, cache_dir, say, step)
+            inputs, outcome = _calibrated(source, checkpoint, config, options, cache_dir, say, step)
             say("quantising")
-            reader = FloatReader(weights, options.scheme, inputs=inputs)
+            reader = FloatReader(checkpoint, options.scheme, inputs=inputs)
             with deferred_parameters():
                 model = build_model(config, dtype=torch.float32, device="cpu", max_positions=1)
             reader.exclude(kept_float(model))

@@ -41,7 +41,7 @@ def write_checkpoint(
 
     Args:
         model: only its structure counts; its parameters need no memory.
-        checkpoint: what is quantised; its float weights are read through `reader.checkpoint`.
+        checkpoint: where the float weights come from.
         symmetric: no static input has an offset, so none is written.
         dtype: of the weights that stay float; None: as they are stored.
         step: called after each weight and each linear.
@@ -79,11 +79,7 @@ def _tensors(
         sizes: Any = getattr(model.get_submodule(name.rpartition(".")[0]), "sizes", None)
         for piece in pieces_of(name, parameter.shape, model.packed_modules, sizes, offered.__contains__):
             whole = parameter if piece.expert is None else parameter[piece.expert]
-            shape = (piece.count, *whole.shape[1:])
-            yield (
-                piece.name,
-                _read(reader.checkpoint, piece.name, shape, _stored(checkpoint, piece.name, dtype)),
-            )
+            yield piece.name, _read(checkpoint, piece.name, (piece.count, *whole.shape[1:]), dtype)
     for target in targets:
         for part in target.parts:
             weight = torch.empty(part.count, target.module.weight.shape[1], dtype=torch.int8)
@@ -100,18 +96,12 @@ def _tensors(
                     zero = torch.tensor([shard.static.offset], dtype=torch.int8)
                     yield f"{part.linear}.input_zero_point", zero
             if target.bias:
-                name = f"{part.linear}.bias"
-                yield name, _read(reader.checkpoint, name, (part.count,), _stored(checkpoint, name, dtype))
+                yield f"{part.linear}.bias", _read(checkpoint, f"{part.linear}.bias", (part.count,), dtype)
 
 
-def _stored(checkpoint: Checkpoint, name: str, asked: torch.dtype | None) -> torch.dtype:
-    if asked is not None:
-        return asked
-    return checkpoint.dtype(name) if isinstance(checkpoint, SafetensorsCheckpoint) else torch.float32
-
-
-def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    out = torch.empty(shape, dtype=dtype)
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+    stored = checkpoint.dtype(name) if isinstance(checkpoint, SafetensorsCheckpoint) else torch.float32
+    out = torch.empty(shape, dtype=dtype or stored)
     checkpoint.read(name, out)
     return out
 
