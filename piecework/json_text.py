@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
-def parse_json(text: str | bytes) -> Any:
-    """Return the value of a JSON text; ValueError where it is none, or nested deeper than Python goes."""
+def parse_json(text: str | bytes, hook: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Return the value of a JSON text; ValueError where it is none, or nested deeper than Python goes.
+
+    `hook` makes each object of its pairs.
+    """
     try:
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=hook)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
 
@@ -26,10 +29,7 @@ def parse_unique(text: str) -> Any:
             found[key] = value
         return found
 
-    try:
-        return json.loads(text, object_pairs_hook=unique)
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
+    return parse_json(text, unique)
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:

@@ -43,7 +43,9 @@ def run_latency(
     Each run has new prompts, so that no cached prefix helps. `on_done` is called after every run. `other`
     is another engine to compare with: it runs each batch too, before or after by turns.
     """
-    check_fits(service, options.input_len, options.output_len)
+    services = [service] if other is None else [service, other]
+    for one in services:
+        check_fits(one, options.input_len, options.output_len)
     rng = random.Random(seed)
 
     def batch() -> list[Job]:
@@ -54,7 +56,6 @@ def run_latency(
     checked = batch()
     alone = [result.token_ids for result in run_alone(service, checked)]
     check = compare(alone, [result.token_ids for result in run_together(service, checked)])
-    services = [service] if other is None else [service, other]
     for _ in range(options.num_iters_warmup):
         jobs = batch()
         for one in services:

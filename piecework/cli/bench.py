@@ -77,16 +77,15 @@ def _latency(arguments: Sequence[str]) -> int:
 
     args = make_parser("latency").parse(arguments)
     options = config_from_args(LatencyOptions, args)
-    changed = given_settings(EngineConfig, args)
-    if options.against is not None:
-        changed = changed_settings("against", options.against, changed)
-        EngineConfig.from_flat(changed)  # refused before the first model is loaded
+    beside = None
+    if options.against is not None:  # refused before the first model is loaded
+        given = given_settings(EngineConfig, args)
+        beside = EngineConfig.from_flat(changed_settings("against", options.against, given))
 
     def measured(service: Service, seed: int) -> dict[str, Any]:
-        with ExitStack() as stack:
-            other = None
-            if options.against is not None:
-                other = stack.enter_context(closing(type(service)(EngineConfig.from_flat(changed))))
+        if beside is None:
+            return run_latency(service, options, seed, done)
+        with closing(type(service)(beside)) as other:
             return run_latency(service, options, seed, done, other)
 
     with progress("latency", options.num_iters + options.num_iters_warmup) as done:

@@ -18,7 +18,7 @@ def _supports_gate(x: Tensor) -> bool:
     return row_strided(x) and x.shape[-1] % 2 == 0
 
 
-# Not inline: written out, its exponentials run on one thread, and took a tenth of a step of 32 rows more.
+# Not inline: written out, its exponentials run on one thread, and a program of 32 rows took 8% longer.
 @silu_and_mul.implement("cpu", supports=_supports_gate)
 def silu_and_mul_cpu(x: Tensor) -> Tensor:
     """See the reference, here as for the others of this file."""
