@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from piecework.errors import ModelError
 from piecework.models.decoder import CausalLM
 from piecework.quantization.calibrate import run_samples
 from piecework.quantization.smoothed import Smoothed
@@ -44,7 +45,7 @@ def channel_shares(
     """Return, by linear, the largest share |x_k| / max|x| that each channel [K] has of a token's range.
 
     Shares and not sizes, since a token has a scale of its own: in many models the first token's are a
-    thousand times those of the others. `step` is called after each sample.
+    thousand times those of the others. `step` is called after each sample. ModelError: an input isn't finite.
     """
     shares: dict[str, Tensor] = {}
 
@@ -57,6 +58,9 @@ def channel_shares(
         return take
 
     run_samples(model, samples, {name: taker(name) for name in linears}, step)
+    for name, found in shares.items():
+        if not bool(found.isfinite().all()):
+            raise ModelError(f"the input of {name} can't be smoothed: it holds values that are not finite")
     return shares
 
 

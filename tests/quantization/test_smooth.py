@@ -14,6 +14,7 @@ from tiny import NAMES, save_tiny
 from torch import Tensor
 
 from piecework.cli.main import main
+from piecework.errors import ModelError
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.quantization.load import load_model
@@ -87,6 +88,13 @@ def test_shares_are_those_of_each_token_s_range(tmp_path: Path) -> None:
     x = torch.cat(seen).abs()
     assert list(found) == [name] and torch.equal(found[name], (x / x.amax(1, keepdim=True)).amax(0))
     assert float(found[name].max()) == 1
+
+
+def test_inputs_that_are_not_finite_are_refused_by_name(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path, "llama")
+    change(folder, model__layers__0__input_layernorm__weight=torch.full((64,), torch.inf))
+    with pytest.raises(ModelError, match=r"layers\.0\.self_attn\.qkv_proj.*not finite"):
+        smoothed_by_ids(SafetensorsCheckpoint(folder), 0.75)
 
 
 @pytest.mark.parametrize("name", NAMES)
