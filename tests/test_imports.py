@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "quantization": MODEL | {"native", "weights", "tokenizer"},
     "devices": {"native", "ops"},
     "kvcache": {"ops", "devices"},
-    "compile": {"ops", "devices", "graph"},
+    "compile": {"native", "ops", "devices", "graph"},
     "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},
     "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache", "quantization"},

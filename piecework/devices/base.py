@@ -77,6 +77,10 @@ class Device(ABC):
         """Name what a program depends on beside the device's name and op order, such as a driver."""
         return ""
 
+    def default_compiler(self) -> str:
+        """Name the compiler that `auto` means here."""
+        return self.compilers[0]
+
     def set_threads(self, threads: int | None) -> None:  # noqa: B027 - most devices have no threads to set
         """Use this many host threads for computation; None leaves the default."""
 

@@ -1,4 +1,4 @@
-// Runs attention and the linears on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
+// Runs attention, the linears and look-ups on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
 //
 // All tensors have exactly the bytes that a call may touch, so that one byte too far is found.
 #include <cmath>
@@ -10,11 +10,14 @@
 
 #include "attention.h"
 #include "block_dot.h"
+#include "embedding.h"
 #include "linear.h"
 
 extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
 extern "C" void piecework_linear(const piecework::LinearCall*);
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
+extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
+extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*);
 
 namespace {
 using namespace piecework;
@@ -73,6 +76,21 @@ void blocks(int64_t rows, int64_t outputs, int64_t count, int64_t kind) {
                              rows,         outputs,      inputs,  kind,         FLOAT32};
   piecework_linear_blocks(&call);
   for (size_t i = 0; i < y.size; ++i) expect(std::isfinite(y.data[i]), "linear_blocks");
+}
+
+void embedding() {
+  const int64_t ids[] = {4, 0, -1, 5, int64_t(1) << 60, 3};  // of 5, or of 8 in one group
+  auto table = random_values<float>(5 * 9);
+  Buffer<float> y(6 * 7), z(6 * 64);
+  const EmbeddingCall call{ids, table.data.get(), y.data.get(), 6, 7 * 4, 9 * 4, 5};
+  piecework_embedding(&call);
+  for (int64_t kind : {Q4_0, Q4_1, Q8_0}) {
+    Buffer<uint8_t> w(2 * kind);
+    const BlockEmbeddingCall blocks{ids, w.data.get(), z.data.get(), 6, 64, 1, kind, FLOAT32};
+    piecework_embedding_blocks(&blocks);
+    expect(z.data[0] == 0 && std::isnan(z.data[2 * 64]) && z.data[3 * 64] == 0, "embedding_blocks");
+  }
+  expect(y.data[0] == table.data[4 * 9] && std::isnan(y.data[2 * 7]) && std::isnan(y.data[3 * 7]), "embedding");
 }
 
 template <typename T>
@@ -144,5 +162,6 @@ int main() {
   for (int64_t kind : {Q4_0, Q4_1, Q8_0})
     for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
   blocks(40, 200, 9, Q4_1);
+  embedding();
   std::printf("ok\n");
 }

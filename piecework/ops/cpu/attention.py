@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -11,28 +10,18 @@ from torch import Tensor
 from piecework.native import library
 from piecework.native.types import TYPES
 from piecework.ops.attention import attention, paged_attention
-from piecework.ops.cpu.kernels import FLOATS, kernels
+from piecework.ops.cpu.kernels import FLOATS, Kernel
 from piecework.ops.sdpa import attention_sdpa, paged_attention_sdpa
 
 attention.implement("cpu")(attention_sdpa)
 
-_POINTERS = (
-    "q", "k", "v", "out", "k_cache", "v_cache", "slots", "page_table", "query_starts", "context_lengths",
-)  # fmt: skip
-_NUMBERS = (
-    "q_stride", "k_stride", "v_stride", "out_stride", "rows", "sequences", "table_stride", "heads",
-    "kv_heads", "head_dim", "page_size", "window", "type",
-)  # fmt: skip
-
-
-class _Call(ctypes.Structure):
-    """`AttentionCall` of native/src/attention.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-        ("scale", ctypes.c_double),
-    )
+_paged_attention = Kernel(
+    "paged_attention",
+    "q k v out k_cache v_cache slots page_table query_starts context_lengths",
+    "q_stride k_stride v_stride out_stride rows sequences table_stride heads kv_heads head_dim page_size "
+    "window type",
+    "scale",
+)
 
 
 def _has_rows(x: Tensor) -> bool:
@@ -81,7 +70,7 @@ def paged_attention_cpu(*args: Any) -> None:
     _, scale, window = args[10:]
     index = [_index(x) for x in (slots, page_table, query_starts, context_lengths)]
     rows, heads, dim = q.shape
-    call = _Call(
+    _paged_attention(
         *(x.data_ptr() for x in (q, k, v, out, k_cache, v_cache, *index)),
         *(x.stride(0) for x in (q, k, v, out)),
         rows,
@@ -95,7 +84,6 @@ def paged_attention_cpu(*args: Any) -> None:
         TYPES[q.dtype],
         scale,
     )
-    kernels().piecework_paged_attention(ctypes.byref(call))
 
 
 def _index(x: Tensor) -> Tensor:
