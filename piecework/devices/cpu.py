@@ -62,3 +62,9 @@ class CpuDevice(Device):
         """Set torch's intra-op threads, which are a setting of the process."""
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def release_threads(self) -> None:
+        """End the calling thread's team: the OpenMP runtime counts it against those that work."""
+        kernels = library()
+        if kernels is not None:
+            kernels.piecework_release_threads()
