@@ -21,28 +21,23 @@ struct FloatDot {
   static constexpr int STEP = LANES, COLUMNS = 2;
 
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
+                    int64_t c_stride) {
     floats sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = floats{};
-    if constexpr (M == 1)  // in the order in which weights lie, as in Int8Dot
-      for (int n = 0; n < N; ++n)
-        each(k, [&](int64_t i, auto lanes) { sums[n] += load(x + i) * load(w + n * k + i, lanes); });
-    else
-      each(k, [&](int64_t i, auto lanes) {
-        for (int n = 0; n < N; ++n) {
-          const floats y = load(w + n * k + i, lanes);
-          for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
-        }
-      });
-    float found[4];
-    if constexpr (M * N % 4 == 0) {
-      for (int i = 0; i < M * N; i += 4) {
-        store_sums(sums + i, found);
-        for (int j = 0; j < 4; ++j) c[(i + j) / N * c_stride + (i + j) % N] = found[j];
+    each(k, [&](int64_t i, auto lanes) {
+      for (int n = 0; n < N; ++n) {
+        const floats y = load(w + n * apart * k + i, lanes);
+        for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
       }
-    } else {
-      for (int i = 0; i < M * N; ++i) c[i / N * c_stride + i % N] = sum(sums[i]);
-    }
+    });
+    float found[M * N];
+    if constexpr (M * N % 4 == 0)
+      for (int i = 0; i < M * N; i += 4) store_sums(sums + i, found + i);
+    else
+      for (int i = 0; i < M * N; ++i) found[i] = sum(sums[i]);
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) c[m * c_stride + n * apart] = found[m * N + n];
   }
 };
 
