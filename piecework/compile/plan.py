@@ -86,7 +86,7 @@ class Plan:
 
     Attributes:
         inputs: what the inputs must look like.
-        outputs: tensors that a run makes; contiguous.
+        outputs: tensors that a run makes; contiguous, and each has the tokens as its first dimension.
         calls: in order. results: of the piece, each an input or an output or a part of one.
         arena: bytes of the memory between calls.
         tokens: the first input that has the number of tokens; None if nothing depends on it.

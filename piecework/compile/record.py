@@ -183,12 +183,12 @@ class _Recorder:
         """A tensor that fills the memory `number`: a result where one does, else rows of its dtype."""
         parts = [x for x in results if self.storage(x) == number]
         per_token, constant = self._bytes[number]
+        if constant or not per_token:
+            raise NotNativeError("a result that does not grow evenly with the number of tokens")
         for x in parts:
             if x.is_contiguous() and self.size(x.numel() * x.itemsize) == (per_token, constant):
                 return self.shape(x)
         width = per_token // parts[0].itemsize
-        if constant:
-            raise NotNativeError("a result that does not grow evenly with the number of tokens")
         return Shape((TOKENS, width), (width, 1), parts[0].dtype)
 
     def _result(self, x: Tensor, buffer: int, shapes: Sequence[Shape]) -> Result:

@@ -6,12 +6,14 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "attention.h"
 #include "block_dot.h"
 #include "embedding.h"
 #include "linear.h"
+#include "run.h"
 
 extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
 extern "C" void piecework_linear(const piecework::LinearCall*);
@@ -93,6 +95,34 @@ void embedding() {
   expect(y.data[0] == table.data[4 * 9] && std::isnan(y.data[2 * 7]) && std::isnan(y.data[3 * 7]), "embedding");
 }
 
+struct Copy {
+  const char* from;
+  char* to;
+  int64_t size;
+};
+
+void copy(const void* call) {
+  const Copy& c = *static_cast<const Copy*>(call);
+  for (int64_t i = 0; i < c.size; ++i) c.to[i] = char(c.from[i] + 1);
+}
+
+// Two calls with memory between them, 64 + 3 * tokens bytes of it, on several threads.
+void pieces() {
+  const Field fields[] = {{FIRST, 0, 1},      {ARENA, 0, 64}, {NUMBER, 3, 0},
+                          {ARENA, 0, 64}, {FIRST + 1, 0, 0},  {NUMBER, 3, 0}};
+  const Step steps[] = {{copy, fields, 3}, {copy, fields + 3, 3}};
+  auto run = [&](int64_t tokens) {
+    Buffer<char> x(3 * tokens + 1), y(3 * tokens);
+    for (size_t i = 0; i < x.size; ++i) x.data[i] = char(i);
+    const int64_t buffers[] = {int64_t(x.data.get()), int64_t(y.data.get())};
+    expect(piecework_run(steps, 2, buffers, tokens, 64 + 3 * tokens) == 0, "piecework_run");
+    for (size_t i = 0; i < y.size; ++i) expect(y.data[i] == char(i + 3), "what a piece copies");
+  };
+  std::vector<std::thread> threads;
+  for (int64_t first : {1, 40, 7}) threads.emplace_back([=] { for (int64_t t : {0, 5, 900}) run(first + t); });
+  for (auto& thread : threads) thread.join();
+}
+
 template <typename T>
 void attention(std::vector<int> queries, std::vector<int> lengths, int64_t kv_heads, int64_t group, int64_t dim,
                int64_t page_size, int64_t window, int padding) {
@@ -163,5 +193,6 @@ int main() {
     for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
   blocks(40, 200, 9, Q4_1);
   embedding();
+  pieces();
   std::printf("ok\n");
 }

@@ -11,7 +11,7 @@ from piecework.native import toolchain
 from piecework.native.library import SOURCES
 
 HERE = Path(__file__).parent
-KERNELS = [SOURCES / f"{name}.cpp" for name in ("attention", "linear", "block_linear", "embedding")]
+KERNELS = [SOURCES / f"{name}.cpp" for name in ("attention", "linear", "block_linear", "embedding", "run")]
 compiler = toolchain.compiler()
 
 
