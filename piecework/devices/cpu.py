@@ -22,6 +22,7 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
     compilers = ("native", "eager", "inductor", "dynamo")
+    chains = True
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the CPU multiplies it in hardware, else float32."""

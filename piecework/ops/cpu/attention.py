@@ -47,7 +47,7 @@ def paged_attention_cpu(*args: Any) -> None:
     q, k, v, out, k_cache, v_cache, slots, page_table, query_starts, context_lengths, _, scale, window = args
     # Names, since a copy must live until the kernel is done.
     slots, page_table, query_starts, context_lengths = map(
-        _index, (slots, page_table, query_starts, context_lengths)
+        index_of, (slots, page_table, query_starts, context_lengths)
     )
     rows, heads, dim = q.shape
     _, kv_heads, page_size, _ = k_cache.shape
@@ -80,6 +80,6 @@ def paged_attention_cpu(*args: Any) -> None:
     )
 
 
-def _index(x: Tensor) -> Tensor:
+def index_of(x: Tensor) -> Tensor:
     """Return x as the kernel reads it; that costs more than to see that nothing needs to be done."""
     return x if x.dtype is torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()
