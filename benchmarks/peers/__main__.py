@@ -77,11 +77,17 @@ def main() -> None:
             cases = [CASES[name] for name in args.cases]
             rows = speed.run_precision(contenders, cases, paths, args.folder, checked, args.threads)
             report["rows"] += [{"precision": precision, **row} for row in rows]
+            _keep(report, args.save)
     if args.only in (None, "serving"):
         report["servers"] = serving.run(paths, args.folder, args.threads, args.requests, tuple(args.shape))
-    if args.save is not None:
-        save(args.save, file_name(machine), report)
+        _keep(report, args.save)
     _print(report)
+
+
+def _keep(report: dict[str, Any], folder: Path | None) -> None:
+    """Save what there is so far, where that is asked for."""
+    if folder is not None:
+        save(folder, file_name(report["machine"]), report)
 
 
 def _print(report: dict[str, Any]) -> None:
