@@ -10,13 +10,18 @@ from pathlib import Path
 
 _TORCH = "torch>=2.11,<2.14"
 
-# Folder -> the module that shows that it is whole, and what pip installs, call by call. llama-cpp-python
-# is built from source, for this machine's instruction set. torch comes first, so that what follows keeps it.
+# Folder -> the module that shows that it is whole, and what pip does, call by call. llama-cpp-python
+# is built from source, for this machine's instruction set. torch comes first, so that what follows keeps it;
+# torchvision goes again, since one for CUDA beside a torch for the CPU breaks transformers, and text needs none.
 ENVIRONMENTS: dict[str, tuple[str, list[list[str]]]] = {
-    "llama": ("llama_cpp.server", [["llama-cpp-python[server]"]]),
+    "llama": ("llama_cpp.server", [["install", "llama-cpp-python[server]"]]),
     "ov": (
-        "openvino_genai",
-        [[_TORCH], ["openvino-genai", "optimum-intel[openvino]", _TORCH]],
+        "optimum.intel",
+        [
+            ["install", _TORCH],
+            ["install", "openvino-genai", "optimum-intel[openvino]", _TORCH],
+            ["uninstall", "--yes", "torchvision"],
+        ],
     ),
 }
 
@@ -45,6 +50,7 @@ def install(folder: Path, names: list[str], pip_flags: list[str]) -> None:
         print(f"installing {name} into {folder / name}", file=sys.stderr)
         venv.create(folder / name, with_pip=True)
         environment = {"CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count()), **os.environ}
-        for packages in ENVIRONMENTS[name][1]:
-            command = [str(python_of(folder, name)), "-m", "pip", "install", "--quiet", *pip_flags, *packages]
+        for verb, *rest in ENVIRONMENTS[name][1]:
+            flags = pip_flags if verb == "install" else []
+            command = [str(python_of(folder, name)), "-m", "pip", verb, "--quiet", *flags, *rest]
             subprocess.run(command, check=True, env=environment)

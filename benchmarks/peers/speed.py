@@ -38,18 +38,19 @@ class Entrant:
             return {}
 
 
-def start(contender: Contender, environments: Path, logs: Path) -> EngineProcess:
-    """Start the runner of a contender in its environment."""
+def start(contender: Contender, environments: Path) -> EngineProcess:
+    """Start the runner of a contender in its environment; what it prints is kept in `logs` beside that."""
     environment = ENVIRONMENT[contender.engine]
     python = sys.executable if environment is None else python_of(environments, environment)
-    log = logs / f"{contender.name.replace(' ', '-')}.log"
-    return EngineProcess(python, contender.engine, log)
+    logs = environments / "logs"
+    logs.mkdir(exist_ok=True)
+    return EngineProcess(python, contender.engine, logs / f"{contender.name.replace(' ', '-')}.log")
 
 
 def reference(contender: Contender, path: Path, environments: Path, prompts: Tokens, threads: int) -> Tokens:
     """The greedy tokens of `prompts` by a contender, each prompt alone."""
     with ExitStack() as stack:
-        process = start(contender, environments, path.parent)
+        process = start(contender, environments)
         stack.callback(process.close)
         process.ask("load", model=str(path), threads=threads, **contender.settings)
         return alone(process, prompts)
@@ -75,11 +76,10 @@ def run_precision(
         paths: the models' files by their keys.
         checked: prompts, and the reference's tokens for them.
     """
-    logs = paths[contenders[0].model].parent
     with ExitStack() as stack:
         entrants = []
         for contender in contenders:  # they load at the same time
-            entrant = Entrant(contender, start(contender, environments, logs))
+            entrant = Entrant(contender, start(contender, environments))
             stack.callback(entrant.process.close)
             model = str(paths[contender.model])
             entrant.process.send("load", model=model, threads=threads, **contender.settings)

@@ -26,7 +26,7 @@ class OpenVino:
         path = Path(model)
         weights = path if path.is_file() else path / "openvino_model.bin"
         self.facts = {
-            "version": genai.__version__,
+            "version": genai.__version__.split("-")[0],
             "weight_bytes": weights.stat().st_size,
             "openvino": openvino.__version__,
         }
