@@ -16,6 +16,7 @@ from benchmarks.peers import install, models, serving, speed, table
 from benchmarks.peers.check import TEXTS
 from benchmarks.peers.contenders import CASES, ENVIRONMENT, PRECISIONS, Contender
 from benchmarks.peers.machine import describe, file_name, sentence
+from benchmarks.peers.others import Machine
 from benchmarks.peers.protocol import Tokens
 from benchmarks.peers.report import save
 from piecework.cache import cache_root
@@ -41,6 +42,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--requests", type=int, default=32, help="of the servers, 8 at a time")
     parser.add_argument(
         "--shape", type=int, nargs=2, default=(128, 64), help="tokens of a request in and out"
+    )
+    parser.add_argument(
+        "--patience", type=float, default=60.0, help="seconds to wait, for each precision, until others pause"
     )
     parser.add_argument("--pip-flags", default="", help="given to pip")
     parser.add_argument("--save", type=Path, help="write results here, such as benchmarks/results")
@@ -75,7 +79,8 @@ def main() -> None:
         for precision, contenders in chosen.items():
             print(f"{precision}: {', '.join(c.name for c in contenders)}", file=sys.stderr)
             cases = [CASES[name] for name in args.cases]
-            rows = speed.run_precision(contenders, cases, paths, args.folder, checked, args.threads)
+            watch = Machine(args.patience)
+            rows = speed.run_precision(contenders, cases, paths, args.folder, checked, args.threads, watch)
             report["rows"] += [{"precision": precision, **row} for row in rows]
             _keep(report, args.save)
     if args.only in (None, "serving"):

@@ -10,9 +10,9 @@ from pathlib import Path
 
 _TORCH = "torch>=2.11,<2.14"
 
-# Folder -> the module that shows that it is whole, and what pip does, call by call. llama-cpp-python
-# is built from source, for this machine's instruction set. torch comes first, so that what follows keeps it;
-# torchvision goes again, since one for CUDA beside a torch for the CPU breaks transformers, and text needs none.
+# Folder -> the module that shows that it is whole, and what pip does, call by call. llama-cpp-python is
+# built from source, for this machine's instruction set. torch comes first, so that what follows keeps it;
+# torchvision goes again: one for CUDA beside a torch for the CPU breaks transformers, and text needs none.
 ENVIRONMENTS: dict[str, tuple[str, list[list[str]]]] = {
     "llama": ("llama_cpp.server", [["install", "llama-cpp-python[server]"]]),
     "ov": (

@@ -39,6 +39,11 @@ class EngineProcess:
                 bufsize=0,
             )
 
+    @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
     def ask(self, operation: str, **arguments: Any) -> dict[str, Any]:
         """Send an operation and return the answer."""
         self.send(operation, **arguments)

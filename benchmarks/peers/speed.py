@@ -6,12 +6,14 @@ import random
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.check import OUTPUT_LEN, agreement
 from benchmarks.peers.contenders import ENVIRONMENT, Case, Contender
 from benchmarks.peers.install import python_of
+from benchmarks.peers.others import Machine
 from benchmarks.peers.process import EngineError, EngineProcess
 from benchmarks.peers.protocol import Tokens
 
@@ -69,12 +71,14 @@ def run_precision(
     environments: Path,
     checked: tuple[Tokens, Tokens],
     threads: int,
+    machine: Machine,
 ) -> list[dict[str, Any]]:
     """Load all contenders, compare their tokens, and return a row of figures for each case.
 
     Args:
         paths: the models' files by their keys.
         checked: prompts, and the reference's tokens for them.
+        machine: tells when others pause.
     """
     with ExitStack() as stack:
         entrants = []
@@ -95,7 +99,7 @@ def run_precision(
         first = next((e for e in entrants if e.contender.ours and e.error is None), None)
         if first is None:
             raise EngineError("; ".join(f"{e.contender.name}: {e.error}" for e in entrants if e.error))
-        return [_run_case(case, entrants, first) for case in cases]
+        return [_run_case(case, entrants, first, machine) for case in cases]
 
 
 def _check(entrant: Entrant, prompts: Tokens, wanted: Tokens) -> None:
@@ -109,32 +113,36 @@ def _check(entrant: Entrant, prompts: Tokens, wanted: Tokens) -> None:
         entrant.error = f"wrong tokens: {found.begun} of {found.prompts} prompts begin as in the reference"
 
 
-def _run_case(case: Case, entrants: Sequence[Entrant], first: Entrant) -> dict[str, Any]:
-    """Time one case. `first` reads the floor before every run; the order turns with every round."""
+def _run(case: Case, entrant: Entrant, prompts: Tokens) -> dict[str, Any]:
+    """One timed run, after a short one that wakes the engine's threads."""
+    entrant.ask("generate", prompts=[ids[:_WARM_LEN] for ids in prompts], output_len=2)
+    if entrant.error is not None:
+        return {}
+    return entrant.ask("generate", prompts=prompts, output_len=case.output_len)
+
+
+def _run_case(case: Case, entrants: Sequence[Entrant], first: Entrant, machine: Machine) -> dict[str, Any]:
+    """Time one case. `first` reads the floor after every run; the order turns with every round."""
     rng = random.Random(0)
     vocabulary = first.facts["vocab_size"]
-    speeds: dict[str, list[float]] = {entrant.contender.name: [] for entrant in entrants}
-    floors: dict[str, list[float]] = {entrant.contender.name: [] for entrant in entrants}
+    rounds: dict[Entrant, list[tuple[float, float, float | None]]] = {entrant: [] for entrant in entrants}
     for number in range(-1, case.rounds):  # round -1 warms up
         prompts = [[rng.randrange(vocabulary) for _ in range(case.input_len)] for _ in range(case.batch)]
         for entrant in entrants if number % 2 == 0 else entrants[::-1]:
-            name = entrant.contender.name
             if entrant.error is not None:
                 continue
-            floor = first.process.ask("floor")
-            short = [ids[:_WARM_LEN] for ids in prompts]
-            entrant.ask("generate", prompts=prompts if number < 0 else short, output_len=2)
-            if number < 0 or entrant.error is not None:
+            if number < 0:
+                entrant.ask("generate", prompts=prompts, output_len=2)
                 continue
-            run = entrant.ask("generate", prompts=prompts, output_len=case.output_len)
+            run, share = machine.timed(entrant.process.pid, partial(_run, case, entrant, prompts))
             if not run:
                 continue
+            floor = first.process.ask("floor")
             counts = {len(tokens) for tokens in run["tokens"]}
             if counts != {case.output_len}:
                 entrant.error = f"{sorted(counts)} tokens in place of {case.output_len}"
                 continue
-            speeds[name].append(case.speed(run["times"]))
-            floors[name].append(floor["bytes"] / floor["seconds"])
+            rounds[entrant].append((case.speed(run["times"]), floor["bytes"] / floor["seconds"], share))
         print(f"{case.name}: round {number + 1} of {case.rounds}", file=sys.stderr)
     return {
         "case": case.name,
@@ -148,8 +156,9 @@ def _run_case(case: Case, entrants: Sequence[Entrant], first: Entrant) -> dict[s
                 "version": entrant.facts.get("version"),
                 "tokens_as_reference": entrant.agreement,
                 "weight_bytes": entrant.facts.get("weight_bytes"),
-                "speeds": speeds[entrant.contender.name],
-                "floors": floors[entrant.contender.name],
+                "speeds": [speed for speed, _, _ in rounds[entrant]],
+                "floors": [floor for _, floor, _ in rounds[entrant]],
+                "others": [share for _, _, share in rounds[entrant]],
                 "error": entrant.error,
             }
             for entrant in entrants

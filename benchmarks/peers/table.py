@@ -9,7 +9,17 @@ from typing import Any
 Row = Mapping[str, Any]
 
 SUMMARY_HEAD = ("precision", "case", "engine", "tok/s", "of floor", "best peer", "its tok/s", "ratio")
-ALL_HEAD = ("precision", "case", "engine", "tok/s", "GB/s", "of floor", "to it", "tokens as reference")
+ALL_HEAD = (
+    "precision",
+    "case",
+    "engine",
+    "tok/s",
+    "GB/s",
+    "of floor",
+    "to it",
+    "tokens as reference",
+    "others",
+)
 
 
 def ratio(ours: Sequence[float], others: Sequence[float]) -> float:
@@ -66,13 +76,15 @@ def everything(rows: Sequence[Row]) -> list[list[str]]:
         for engine in row["engines"]:
             name, agreement = engine["name"], engine["tokens_as_reference"]
             if engine not in timed(row):
-                lines.append([*_place(row), name, "-", "-", "-", "-", f"not timed: {engine['error']}"])
+                lines.append([*_place(row), name, *["-"] * 4, f"not timed: {engine['error']}", "-"])
                 continue
             rate, share = "-", _share(row, engine)
             if share != "-":
                 rate = f"{median(engine['speeds']) * engine['weight_bytes'] / 1e9:.1f}"
             against = "-" if best is None else f"{ratio(best['speeds'], engine['speeds']):.2f}"
-            lines.append([*_place(row), name, _speed(engine), rate, share, against, agreement])
+            lines.append(
+                [*_place(row), name, _speed(engine), rate, share, against, agreement, _others(engine)]
+            )
     return lines
 
 
@@ -84,6 +96,11 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def _place(row: Row) -> list[str]:
     return [row["precision"], row["case"]]
+
+
+def _others(engine: Row) -> str:
+    known = [share for share in engine["others"] if share is not None]
+    return f"{median(known):.0%}" if known else "-"
 
 
 def _speed(engine: Row) -> str:

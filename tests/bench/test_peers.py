@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from benchmarks.peers import report, serving, table
 from benchmarks.peers.check import agreement
 from benchmarks.peers.contenders import ENVIRONMENT, PRECISIONS, Case, Contender
 from benchmarks.peers.machine import describe, file_name, sentence
+from benchmarks.peers.others import Machine
 from benchmarks.peers.process import EngineError, EngineProcess
 from benchmarks.peers.protocol import Times, Tokens, answer
 from benchmarks.peers.speed import reference, run_precision
@@ -29,6 +33,7 @@ def engine(name: str, ours: bool, *speeds: float, error: str | None = None) -> d
         "weight_bytes": 100,
         "speeds": list(speeds),
         "floors": [1000.0] * len(speeds),
+        "others": [0.02] * len(speeds),
         "error": error,
     }
 
@@ -72,8 +77,8 @@ def test_the_summary_has_each_variant_of_ours_and_all_engines_stand_in_the_other
     ]
     lines = table.everything([DECODE])
     assert [line[2] for line in lines] == [one["name"] for one in DECODE["engines"]]
-    assert lines[2][3:] == ["1.0", "0.0", "0.10", "4.00", "128/128"]
-    assert lines[4][3:] == ["-"] * 4 + ["not timed: it ended: no memory"]
+    assert lines[2][3:] == ["1.0", "0.0", "0.10", "4.00", "128/128", "2%"]
+    assert lines[4][3:] == ["-"] * 4 + ["not timed: it ended: no memory", "-"]
     assert all(len(line) == len(table.ALL_HEAD) for line in lines)
     page = table.markdown(table.ALL_HEAD, lines)
     assert {line.count("|") for line in page.splitlines()} == {len(table.ALL_HEAD) + 1}
@@ -150,6 +155,31 @@ def test_an_engine_answers_line_by_line_and_tells_what_fails() -> None:
     assert replies[4]["error"].startswith("AttributeError")
 
 
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="CPU time of others is read there")
+def test_a_run_beside_a_busy_process_is_told_from_one_alone() -> None:
+    def spin() -> int:
+        end = time.process_time() + 0.3
+        while time.process_time() < end:
+            pass
+        return 7
+
+    result, alone = Machine(0.0).timed(os.getpid(), spin)
+    with subprocess.Popen([sys.executable, "-c", "print(flush=True)\nwhile True: pass"], stdout=-1) as busy:
+        assert busy.stdout is not None and busy.stdout.readline()
+        _, beside = Machine(0.0).timed(busy.pid, spin)
+        busy.kill()
+    assert result == 7 and alone is not None and beside is not None
+    # This process is "others" only to the one that spun beside it.
+    assert beside >= 0.15 / (os.cpu_count() or 1)
+
+
+def test_patience_ends() -> None:
+    machine = Machine(0.2)
+    calls: list[int] = []
+    machine.timed(os.getpid(), lambda: calls.append(1))
+    assert 1 <= len(calls) <= 3
+
+
 def test_an_engine_that_cannot_start_says_its_last_words(tmp_path: Path) -> None:
     process = EngineProcess(sys.executable, "nothing", tmp_path / "log")
     try:
@@ -191,8 +221,8 @@ def test_piecework_and_transformers_run_by_turns_over_their_pipes(tmp_path: Path
     model = save_tiny(tmp_path, "llama")
     prompts: Tokens = [[1, 2, 3], [9, 8]]
     checked = (prompts, reference(contenders[1], model, tmp_path, prompts, 1))
-    case = Case("decode", "decode", 2, 5, 4, 2)
-    (found,) = run_precision(contenders, [case], {"float": model}, tmp_path, checked, 1)
+    case, quiet = Case("decode", "decode", 2, 5, 4, 2), Machine(0.0)
+    (found,) = run_precision(contenders, [case], {"float": model}, tmp_path, checked, 1, quiet)
     ours, peer, broken = found["engines"]
     assert ours["tokens_as_reference"] == peer["tokens_as_reference"] == "32/32"
     assert len(ours["speeds"]) == len(peer["floors"]) == 2 and min(ours["speeds"] + peer["floors"]) > 0
@@ -200,4 +230,6 @@ def test_piecework_and_transformers_run_by_turns_over_their_pipes(tmp_path: Path
     assert broken["error"].startswith("not loaded: ValueError") and broken["speeds"] == []
 
     with pytest.raises(EngineError, match=r"Piecework float32: wrong tokens: 0 of 2 prompts"):
-        run_precision(contenders[:1], [case], {"float": model}, tmp_path, (prompts, [[-1] * 16] * 2), 1)
+        run_precision(
+            contenders[:1], [case], {"float": model}, tmp_path, (prompts, [[-1] * 16] * 2), 1, quiet
+        )
