@@ -46,6 +46,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--patience", type=float, default=60.0, help="seconds to wait, for each precision, until others pause"
     )
+    parser.add_argument("--lock", type=Path, help="a file that is locked while a case is timed")
     parser.add_argument("--pip-flags", default="", help="given to pip")
     parser.add_argument("--save", type=Path, help="write results here, such as benchmarks/results")
     return parser
@@ -79,12 +80,17 @@ def main() -> None:
         for precision, contenders in chosen.items():
             print(f"{precision}: {', '.join(c.name for c in contenders)}", file=sys.stderr)
             cases = [CASES[name] for name in args.cases]
-            watch = Machine(args.patience)
-            rows = speed.run_precision(contenders, cases, paths, args.folder, checked, args.threads, watch)
-            report["rows"] += [{"precision": precision, **row} for row in rows]
-            _keep(report, args.save)
+            watch = Machine(args.patience, args.lock)
+            for row in speed.run_precision(
+                contenders, cases, paths, args.folder, checked, args.threads, watch
+            ):
+                report["rows"].append({"precision": precision, **row})
+                _keep(report, args.save)
     if args.only in (None, "serving"):
-        report["servers"] = serving.run(paths, args.folder, args.threads, args.requests, tuple(args.shape))
+        with Machine(0.0, args.lock).alone():
+            report["servers"] = serving.run(
+                paths, args.folder, args.threads, args.requests, tuple(args.shape)
+            )
         _keep(report, args.save)
     _print(report)
 

@@ -39,8 +39,8 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("decode", "decode", 1, 16, 64, 5),
-        Case("prefill", "prefill", 1, 430, 1, 5),
+        Case("decode", "decode", 1, 16, 64, 3),
+        Case("prefill", "prefill", 1, 430, 1, 3),
         Case("batch 8", "output", 8, 16, 64, 3),
         Case("batch 32", "output", 32, 16, 64, 3),
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,11 +21,13 @@ _TRIES = 3
 class Machine:
     """Watches the CPU time of all processes in /proc, as Linux has it; without /proc nothing is known.
 
-    `patience` is how many seconds may be spent in all on waiting until others pause.
+    `patience` is how many seconds may be spent in all on waiting until others pause, `lock` a file that all
+    who measure on this machine lock.
     """
 
-    def __init__(self, patience: float) -> None:
+    def __init__(self, patience: float, lock: Path | None = None) -> None:
         self.patience = patience
+        self._lock = lock
         self._known = Path("/proc/stat").exists()
 
     def timed(self, pid: int, run: Callable[[], T]) -> tuple[T, float | None]:
@@ -47,6 +51,16 @@ class Machine:
             self.patience -= seconds
         assert best is not None
         return best
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold the lock, if there is one."""
+        if self._lock is None:
+            yield
+            return
+        with self._lock.open("a") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # closing the file unlocks it
+            yield
 
     def _wait(self) -> None:
         while self._known and self.patience > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -72,8 +72,8 @@ def run_precision(
     checked: tuple[Tokens, Tokens],
     threads: int,
     machine: Machine,
-) -> list[dict[str, Any]]:
-    """Load all contenders, compare their tokens, and return a row of figures for each case.
+) -> Iterator[dict[str, Any]]:
+    """Load all contenders, compare their tokens, and yield a row of figures for each case.
 
     Args:
         paths: the models' files by their keys.
@@ -99,7 +99,10 @@ def run_precision(
         first = next((e for e in entrants if e.contender.ours and e.error is None), None)
         if first is None:
             raise EngineError("; ".join(f"{e.contender.name}: {e.error}" for e in entrants if e.error))
-        return [_run_case(case, entrants, first, machine) for case in cases]
+        for case in cases:
+            with machine.alone():
+                row = _run_case(case, entrants, first, machine)
+            yield row
 
 
 def _check(entrant: Entrant, prompts: Tokens, wanted: Tokens) -> None:

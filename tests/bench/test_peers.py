@@ -229,7 +229,6 @@ def test_piecework_and_transformers_run_by_turns_over_their_pipes(tmp_path: Path
     assert ours["weight_bytes"] <= peer["weight_bytes"] < 1.5 * ours["weight_bytes"]
     assert broken["error"].startswith("not loaded: ValueError") and broken["speeds"] == []
 
+    wrong: tuple[Tokens, Tokens] = (prompts, [[-1] * 16] * 2)
     with pytest.raises(EngineError, match=r"Piecework float32: wrong tokens: 0 of 2 prompts"):
-        run_precision(
-            contenders[:1], [case], {"float": model}, tmp_path, (prompts, [[-1] * 16] * 2), 1, quiet
-        )
+        next(run_precision(contenders[:1], [case], {"float": model}, tmp_path, wrong, 1, quiet))
