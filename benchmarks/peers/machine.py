@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 # As Linux names them in /proc/cpuinfo.
-_ISA = ("avx2", "f16c", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
+_ISA = ("f16c", "avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimd")
 
 
 def describe() -> dict[str, Any]:
