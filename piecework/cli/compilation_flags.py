@@ -20,7 +20,11 @@ def add_compilation_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*flags, dest=_PREFIX + name, default=argparse.SUPPRESS, help=text, **how)
 
     switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-    add("compiler", "eager, inductor, dynamo:<backend>, or auto for the device's choice", metavar="NAME")
+    add(
+        "compiler",
+        "native, eager, inductor, dynamo:<backend>, or auto: the device's choice",
+        metavar="NAME",
+    )
     group.add_argument(
         "--enable-torch-compile",
         dest=_PREFIX + "compiler",

@@ -25,6 +25,14 @@ class CompileError(PieceworkError):
         super().__init__(f"the compiler {compiler} failed: {reason}")
 
 
+class NotForCompilerError(CompileError):
+    """A piece that is none for this compiler, today as at any other start."""
+
+    def __init__(self, compiler: str, reason: str) -> None:
+        super().__init__(compiler, reason)
+        self.args = (f"not a piece for the compiler {compiler}: {reason}",)
+
+
 class CompiledPiece(Protocol):
     """A piece that runs: tensors in, tensors out, weights among the inputs.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler
+from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler, NotForCompilerError
 from piecework.profile import now
 
 log = logging.getLogger("piecework.compile")
@@ -23,7 +23,7 @@ class PieceRecord:
     Attributes:
         key: its structural key.
         compiler: who compiled it, in `seconds`; `cached` if that was read from the disk.
-        failure: why the compiler that was asked for didn't; None if it did.
+        failure: why the compiler that was asked for didn't; None if it did. lasting: it never will.
     """
 
     key: str
@@ -31,6 +31,7 @@ class PieceRecord:
     seconds: float
     cached: bool = False
     failure: str | None = None
+    lasting: bool = False
 
 
 def compile_pieces(
@@ -61,16 +62,23 @@ def compile_pieces(
 def _compile(
     piece: fx.GraphModule, context: CompileContext, compiler: Compiler
 ) -> tuple[CompiledPiece, PieceRecord]:
-    start, failure = now(), None
+    start, failure, lasting = now(), None, False
     try:
         compiled = compiler.compile(piece, context)
         context.counters.add("compiles")
     except CompileError as error:
         if context.strict:
             raise
-        log.warning("%s; the piece runs uncompiled (key %s)", error, context.key[:12])
+        tell(str(error), context.key)
         context.counters.add("compile_failures")
         from piecework.compile.eager import EagerCompiler  # here, since a stored program needs no compiler
 
         compiled, failure = EagerCompiler().compile(piece, context), error.reason
-    return compiled, PieceRecord(context.key, compiled.compiler, now() - start, context.cached, failure)
+        lasting = isinstance(error, NotForCompilerError)
+    record = PieceRecord(context.key, compiled.compiler, now() - start, context.cached, failure, lasting)
+    return compiled, record
+
+
+def tell(failure: str, key: str) -> None:
+    """Log that the piece of this key runs by another compiler than the one that was asked for."""
+    log.warning("%s; the piece runs uncompiled (key %s)", failure, key[:12])

@@ -77,8 +77,15 @@ class Device(ABC):
         """Name what a program depends on beside the device's name and op order, such as a driver."""
         return ""
 
+    def default_compiler(self) -> str:
+        """Name the compiler that `auto` means here."""
+        return self.compilers[0]
+
     def set_threads(self, threads: int | None) -> None:  # noqa: B027 - most devices have no threads to set
         """Use this many host threads for computation; None leaves the default."""
+
+    def release_threads(self) -> None:  # noqa: B027 - most devices have no threads
+        """End the compute threads that wait for the calling thread, which leaves the work to another one."""
 
     def prepare_weights(self, model: nn.Module) -> None:  # noqa: B027 - most devices take weights as they are
         """Bring the weights of a loaded model, in place, into the form that this device's ops want."""

@@ -168,7 +168,7 @@ def assemble(traced: Traced, options: Options) -> Program:
 
 def _compiler_name(options: Options) -> str:
     name = options.config.compiler
-    return options.device.compilers[0] if name == "auto" else name
+    return options.device.default_compiler() if name == "auto" else name
 
 
 def _cache_dir(options: Options) -> Path | None:

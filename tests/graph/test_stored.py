@@ -123,7 +123,7 @@ def test_a_damaged_entry_is_told_and_made_again(
             weight[2][0] = [1, 2, 3]
         elif damage == "unknown op":
             for piece in content["pieces"]:
-                piece["constants"]["gone"] = ["implementation", "no_such_op", "cpu"]
+                piece["plan"]["calls"][0][0] = "no_such_kernel"
         if damage != "no step":  # whoever wrote this meant it
             entry["sha256"] = _digest(content)
         text = json.dumps(entry)
