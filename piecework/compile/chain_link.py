@@ -91,7 +91,8 @@ class _Where(NamedTuple):
     offset: Size = _START
 
     def __add__(self, offset: Size) -> _Where:  # type: ignore[override]
-        return _Where(self.memory, Size(*(a + b for a, b in zip(self.offset, offset, strict=True))))
+        (a, b), (c, d) = self.offset, offset
+        return _Where(self.memory, Size(a + c, b + d))
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from reference import compare_greedy, load_reference
 from tiny import save_tiny
 
 from piecework import LLM
+from piecework.compile.native_piece import NativePiece
 from piecework.graph.program import Program
 from piecework.native import library
 
@@ -25,6 +26,9 @@ def answer(folder: Path, cache: Path, **settings: Any) -> tuple[list[list[int]],
     with LLM(str(folder), dtype="float32", compilation_config=compilation, **settings) as llm:
         found = llm.generate(PROMPTS, temperature=0.0, max_tokens=24, ignore_eos=True)
         programs = llm.service.runner.programs
+        native = all(isinstance(piece, NativePiece) for piece in programs.body.pieces)
+        counters = programs.counters
+        assert counters.chained_runs == (counters.eager_runs if native else 0) and counters.eager_runs > 0
         return [list(result.token_ids) for result in found], [programs.body, programs.head]
 
 
@@ -59,3 +63,30 @@ def test_a_second_start_reads_the_plans(name: str, tmp_path: Path, caplog: pytes
     assert len(kept) == 2
     assert all("plan" in piece or said for content in kept for piece in content["pieces"])
     assert [record.cached for program in programs for record in program.records] == [True] * len(records)
+
+
+CROWDED = [[3 + i, 50 + i, *range(100, 100 + 7 * i)] for i in range(8)]
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen3"])
+def test_steps_are_one_call_under_preemption_and_with_chunks(name: str, tmp_path: Path) -> None:
+    """Few pages, small chunks, prompt log probabilities: the same numbers as piece by piece."""
+    folder = save_tiny(tmp_path / "model", name)
+    small = {"page_size": 4, "num_pages": 40, "max_num_seqs": 8, "chunk_size": 5, "max_model_len": 120}
+    found = []
+    for chain in (True, False):
+        compilation = {
+            "compile_cache_dir": str(tmp_path / "cache"),
+            "chain": chain,
+            "enable_debug_mode": chain,
+        }
+        with LLM(str(folder), dtype="bfloat16", compilation_config=compilation, **small) as llm:
+            results = llm.generate(
+                CROWDED, temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=1, prompt_logprobs=1
+            )
+            counters = llm.service.runner.programs.counters
+            preemptions = llm.service.stats().preemptions_total
+        assert counters.chained_runs == (counters.eager_runs if chain else 0) and counters.eager_runs > 24
+        assert preemptions > 0
+        found.append([(r.token_ids, r.logprobs, r.prompt_logprobs) for r in results])
+    assert found[0] == found[1]
