@@ -51,7 +51,9 @@ def test_devices_of_other_packages_are_listed_with_why_they_do_not_load(
     (info / "entry_points.txt").write_text("[piecework.devices]\ntpu = no_such_module:Tpu\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = {choice.name: choice for choice in devices()}
-    assert found["cpu"] == Choice("cpu", "piecework", "has no graphs; compilers native, eager, inductor, dynamo")
+    assert found["cpu"] == Choice(
+        "cpu", "piecework", "has no graphs; compilers native, eager, inductor, dynamo"
+    )
     assert found["sim"].note.startswith("captures graphs")
     assert found["tpu"].origin == "tpu-plugin"
     assert found["tpu"].note == "does not load: ModuleNotFoundError: No module named 'no_such_module'"
