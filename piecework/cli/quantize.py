@@ -22,8 +22,10 @@ DESCRIPTION = """\
 Quantise the linears of a float model to int8 and write a compressed-tensors checkpoint, which
 this engine and others read. The head, embeddings, norms, routers and experts stay float.
 
-w8a8-static reads texts (--calibration) to find the range of each linear's input. A linear that
-would lose too much by one scale for all tokens stays dynamic; those are listed."""
+With texts (--calibration) the inputs of w8a8 linears are smoothed: outlying channels are moved
+into weights, so that less is lost. w8a8-static needs them, to find the range of each linear's
+input. A linear that would lose too much by one scale for all tokens stays dynamic; those are
+listed."""
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -32,7 +34,8 @@ def run(arguments: Sequence[str]) -> int:
 
     import torch
 
-    from piecework.quantization.offline import Options, quantise
+    from piecework.quantization.offline import quantise
+    from piecework.quantization.options import Options
     from piecework.weights.source import resolve
 
     options = Options(
@@ -40,6 +43,7 @@ def run(arguments: Sequence[str]) -> int:
         calibration=args.calibration,
         samples=args.samples,
         max_tokens=args.max_tokens,
+        smooth=args.smooth,
         percentile=args.percentile,
         asymmetric=args.asymmetric,
         keep_dynamic=tuple(args.keep_dynamic),
@@ -61,10 +65,17 @@ def make_parser() -> Parser:
     parser.add_argument("model", metavar="MODEL", help="a folder, a .gguf file, a hub id, or an alias")
     parser.add_argument("out", metavar="OUT", help="the folder to make")
     parser.add_argument("--scheme", choices=SCHEMES, required=True, help="how linears are quantised")
-    parser.add_argument("--calibration", metavar="FILE", help="texts for w8a8-static: .jsonl or text")
+    parser.add_argument("--calibration", metavar="FILE", help="texts for w8a8: .jsonl or text")
     parser.add_argument("--samples", type=positive, default=32, metavar="N", help="texts read (default: 32)")
     parser.add_argument(
         "--max-tokens", type=positive, default=512, metavar="N", help="tokens of a text (default: 512)"
+    )
+    parser.add_argument(
+        "--smooth",
+        type=float,
+        default=0.75,
+        metavar="A",
+        help="how much of their channels' differences inputs leave to weights; 0: nothing (default: 0.75)",
     )
     parser.add_argument(
         "--percentile",
@@ -105,6 +116,7 @@ def _print(out: Path, size: int, outcome: Outcome, as_json: bool) -> None:
         linears = {scheme: list(names) for scheme, names in outcome.linears.items()}
         result = {"path": str(out), "bytes": size, "linears": linears, "dynamic": dict(outcome.dynamic)}
         result |= {"errors": dict(outcome.errors), "calibration_tokens": outcome.tokens}
+        result["smoothed"] = outcome.smoothed
         print(json.dumps(result))
         return
     counts = ", ".join(f"{len(names)} {scheme}" for scheme, names in outcome.linears.items())

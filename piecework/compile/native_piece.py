@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import struct
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from piecework.compile.base import write_results
+from piecework.compile.native_calls import NativeCalls
 from piecework.compile.plan import Plan, Result, Shape
 from piecework.errors import PieceworkError
-from piecework.native import library
-from piecework.ops.cpu.kernels import KERNELS
 
 NAME = "native"
 _MOST_SEEN = 1 << 12
@@ -44,9 +41,7 @@ class NativePiece:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.source = str(plan)
-        self._run = _run()
-        self._count = len(plan.calls)
-        self._steps, self._memory = _steps(plan)
+        self._calls = NativeCalls(plan.calls, plan.arena)
         self._pack = struct.Struct(f"{len(plan.inputs) + len(plan.outputs)}q").pack
         numbered = list(enumerate(plan.inputs))
         self._moving = [(i, s.dtype, s.strides, s.sizes[1:]) for i, s in numbered if s.moves]
@@ -63,7 +58,7 @@ class NativePiece:
         for i, dtype, strides, rest in self._moving:
             x = inputs[i]
             if x.dtype is not dtype or x.stride() != strides or x.shape != (tokens, *rest):
-                inputs = [self._suited(j, x, tokens) for j, x in enumerate(inputs)]
+                inputs = [suited(x, plan.inputs[j], tokens, j) for j, x in enumerate(inputs)]
                 break
         places = [x.data_ptr() for x in inputs]
         fixed = tuple([places[i] for i in self._fixed])
@@ -72,25 +67,12 @@ class NativePiece:
         # Takes half the time of torch.empty.
         made = [torch.empty_strided((tokens, *rest), step, dtype=dtype) for rest, step, dtype in self._made]
         places += [x.data_ptr() for x in made]
-        size = plan.arena
-        arena = size.per_token * tokens + size.constant
-        if self._run(self._steps, self._count, self._pack(*places), tokens, arena):
-            raise MemoryError(f"no memory for {arena} bytes between the kernels of a piece")
+        self._calls.run(self._pack(*places), tokens)
         tensors = [*inputs, *made]
         results = [tensors[i] for i in self._results]
         if self._views:
             results = [_view(x, r, tokens) for x, r in zip(results, plan.results, strict=True)]
         return results if outputs is None else write_results(results, outputs)
-
-    def _suited(self, position: int, x: Tensor, tokens: int) -> Tensor:
-        """Return x with the strides that kernels were told; sizes and dtype must be right."""
-        shape = self.plan.inputs[position]
-        if x.dtype != shape.dtype or tuple(x.shape) != shape.at(tokens):
-            raise InputError(position, shape, x)
-        steps = zip(x.shape, x.stride(), shape.strides, strict=True)
-        if all(size == 1 or found == wanted for size, found, wanted in steps):
-            return x
-        return torch.empty_strided(x.shape, shape.strides, dtype=x.dtype).copy_(x)
 
     def _check(self, inputs: Sequence[Tensor], places: tuple[int, ...]) -> None:
         """Look at the weights of a layer, once: later calls know them by their addresses."""
@@ -103,43 +85,20 @@ class NativePiece:
         self._seen.add(places)
 
 
+def suited(x: Tensor, shape: Shape, tokens: int, position: int) -> Tensor:
+    """Return input number `position` with the strides that kernels were told.
+
+    Sizes and dtype must be right, else it is an InputError.
+    """
+    if x.dtype != shape.dtype or tuple(x.shape) != shape.at(tokens):
+        raise InputError(position, shape, x)
+    steps = zip(x.shape, x.stride(), shape.strides, strict=True)
+    if all(size == 1 or found == wanted for size, found, wanted in steps):
+        return x
+    return torch.empty_strided(x.shape, shape.strides, dtype=x.dtype).copy_(x)
+
+
 def _view(x: Tensor, result: Result, tokens: int) -> Tensor:
     if result.view is None:
         return x
     return x.as_strided(result.view.at(tokens), result.view.strides, x.storage_offset() + result.offset)
-
-
-class _Field(ctypes.Structure):
-    """`Field` of native/src/run.h."""
-
-    _fields_ = (("buffer", ctypes.c_int64), ("per_token", ctypes.c_int64), ("constant", ctypes.c_int64))
-
-
-class _Step(ctypes.Structure):
-    """`Step` of native/src/run.h."""
-
-    _fields_ = (("kernel", ctypes.c_void_p), ("fields", ctypes.c_void_p), ("count", ctypes.c_int64))
-
-
-def _steps(plan: Plan) -> tuple[int, Any]:
-    """Return the address of a plan's steps, and what must stay alive for them."""
-    steps = (_Step * len(plan.calls))()
-    fields = (_Field * sum(len(call.fields) for call in plan.calls))()
-    start = 0
-    for step, call in zip(steps, plan.calls, strict=True):
-        step.kernel = ctypes.cast(KERNELS[call.kernel].function, ctypes.c_void_p)  # type: ignore[arg-type]
-        step.fields = ctypes.addressof(fields) + start * ctypes.sizeof(_Field)
-        step.count = len(call.fields)
-        for place, field in zip(range(start, start + step.count), call.fields, strict=True):
-            fields[place] = _Field(field.buffer, *field.offset)
-        start += step.count
-    return ctypes.addressof(steps), (steps, fields)
-
-
-def _run() -> Callable[[int, int, bytes, int, int], int]:
-    found = library()
-    assert found is not None
-    run = found["piecework_run"]
-    run.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64]
-    run.restype = ctypes.c_int64
-    return run

@@ -22,6 +22,7 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
     compilers = ("native", "eager", "inductor", "dynamo")
+    chains = True
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the CPU multiplies it in hardware, else float32."""
@@ -62,3 +63,9 @@ class CpuDevice(Device):
         """Set torch's intra-op threads, which are a setting of the process."""
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def release_threads(self) -> None:
+        """End the calling thread's team: the OpenMP runtime counts it against those that work."""
+        kernels = library()
+        if kernels is not None:
+            kernels.piecework_release_threads()

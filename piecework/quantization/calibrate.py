@@ -89,7 +89,7 @@ def calibrate(
         ModelError: an input isn't finite.
     """
     observed = {name: Observed() for name in linears}
-    _run(model, samples, {name: one.add for name, one in observed.items()}, step)
+    run_samples(model, samples, {name: one.add for name, one in observed.items()}, step)
     inputs: dict[str, StaticInput] = {}
     for name, one in observed.items():
         low, high = one.range(percentile)
@@ -98,18 +98,19 @@ def calibrate(
         except ValueError as error:
             raise ModelError(f"the input of {name} can't be calibrated: {error}") from error
     errors = {name: Error(static) for name, static in inputs.items()}
-    _run(model, samples, {name: one.add for name, one in errors.items()}, step)
+    run_samples(model, samples, {name: one.add for name, one in errors.items()}, step)
     means = {name: one.mean for name, one in errors.items()}
     return Calibration(inputs, means, sum(map(len, samples)))
 
 
 @torch.inference_mode()
-def _run(
+def run_samples(
     model: CausalLM,
     samples: Sequence[Sequence[int]],
     takers: Mapping[str, Callable[[Tensor], None]],
     step: Callable[[], None],
 ) -> None:
+    """Run each of `samples` (token ids) by itself, and give every input [T, K] of a linear to its taker."""
     device = next(model.parameters()).device
     model.bind_attention(None)  # a sample is one causal sequence, which needs no cache
     with _hooks(model, takers):

@@ -6,7 +6,7 @@ import fnmatch
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -21,75 +21,19 @@ from piecework.quantization.choose import stated_reader
 from piecework.quantization.files import whole_folder
 from piecework.quantization.load import load_model
 from piecework.quantization.on_load import FloatReader
-from piecework.quantization.reader import SCHEMES, Scheme
+from piecework.quantization.options import Options
+from piecework.quantization.reader import Scheme
+from piecework.quantization.smooth import channel_shares, norm_before, smooth
 from piecework.quantization.targets import Target, find_targets, kept_float
 from piecework.quantization.texts import read_texts
 from piecework.quantization.tokenizer_files import copy_beside
 from piecework.quantization.write import write_checkpoint
 from piecework.tokenizer.load import load_tokenizer
 from piecework.weights.checkpoint import Checkpoint
-from piecework.weights.load import open_checkpoint
+from piecework.weights.load import load_weights, open_checkpoint
 from piecework.weights.source import Source
 
 log = logging.getLogger("piecework.load")
-
-DEFAULT_SAMPLES = 32
-DEFAULT_MAX_TOKENS = 512
-DEFAULT_MAX_ERROR = 0.1
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to quantise.
-
-    Attributes:
-        calibration: a file of texts; needed for, and only for, static inputs.
-        samples, max_tokens: how many texts are read, and how much of each.
-        percentile: of the tokens' ranges that a static range holds.
-        asymmetric: static inputs have an offset.
-        keep_dynamic: linears of these names stay dynamic: `*` and `?` stand for anything, `re:` makes it a
-            regular expression.
-        max_error: a linear whose calibrated input loses more than this, relative to its size, in the mean
-            token stays dynamic; None: none does.
-        dtype: of the weights that stay float; None: as stored, bfloat16 of a GGUF file.
-    """
-
-    scheme: Scheme
-    calibration: str | None = None
-    samples: int = DEFAULT_SAMPLES
-    max_tokens: int = DEFAULT_MAX_TOKENS
-    percentile: float = 100.0
-    asymmetric: bool = False
-    keep_dynamic: Sequence[str] = ()
-    max_error: float | None = DEFAULT_MAX_ERROR
-    dtype: torch.dtype | None = None
-
-    def __post_init__(self) -> None:
-        if self.scheme not in SCHEMES:
-            raise ConfigError("scheme", self.scheme, "one of " + ", ".join(SCHEMES))
-        static = self.scheme == "w8a8-static"
-        if static and self.calibration is None:
-            raise ConfigError("calibration", None, "a file of texts, which w8a8-static needs")
-        if not static and self.calibration is not None:
-            raise ConfigError("calibration", self.calibration, f"none: {self.scheme} needs no calibration")
-        if not static:
-            self._refuse_static_options()
-        if self.samples < 1 or self.max_tokens < 1:
-            raise ConfigError("samples", (self.samples, self.max_tokens), "at least one sample and token")
-        if not 50 < self.percentile <= 100:
-            raise ConfigError("percentile", self.percentile, "above 50 and at most 100")
-        if self.max_error is not None and not self.max_error > 0:
-            raise ConfigError("max_error", self.max_error, "a positive number")
-
-    def _refuse_static_options(self) -> None:
-        """What says how inputs are calibrated would do nothing, unnoticed."""
-        for option in fields(self):
-            if option.name in ("scheme", "calibration", "dtype"):
-                continue
-            value = getattr(self, option.name)
-            if value != option.default:
-                allowed = f"only with w8a8-static: {self.scheme} calibrates nothing"
-                raise ConfigError(option.name, list(value) if isinstance(value, tuple) else value, allowed)
 
 
 @dataclass(frozen=True)
@@ -101,6 +45,8 @@ class Outcome:
     dynamic: Mapping[str, str]
     """The linears that stay dynamic in a static checkpoint, each with its reason."""
     tokens: int
+    smoothed: int
+    """Of how many linears the inputs were smoothed."""
 
 
 def quantise(
@@ -125,9 +71,9 @@ def quantise(
             raise ConfigError("model", checkpoint.where, f"a float model; it is {stated.description}")
         config = ModelConfig.from_dict(checkpoint.config)
         with whole_folder(out) as folder:
-            inputs, outcome = _calibrated(source, checkpoint, config, options, cache_dir, say, step)
+            weights, inputs, outcome = _calibrated(source, checkpoint, config, options, cache_dir, say, step)
             say("quantising")
-            reader = FloatReader(checkpoint, options.scheme, inputs=inputs)
+            reader = FloatReader(weights, options.scheme, inputs=inputs)
             with deferred_parameters():
                 model = build_model(config, dtype=torch.float32, device="cpu", max_positions=1)
             reader.exclude(kept_float(model))
@@ -142,7 +88,7 @@ def quantise(
     schemes: dict[Scheme, list[str]] = {}
     for target in targets:
         schemes.setdefault(target.scheme, []).append(target.name)
-    return Outcome(schemes, outcome.errors, outcome.dynamic, outcome.tokens)
+    return replace(outcome, linears=schemes)
 
 
 def _targets(model: torch.nn.Module, reader: FloatReader, checkpoint: Checkpoint) -> list[Target]:
@@ -158,10 +104,10 @@ def _calibrated(
     cache_dir: str | None,
     say: Callable[[str], None],
     step: Callable[[int, int], None],
-) -> tuple[dict[str, StaticInput], Outcome]:
-    """Return the inputs by the checkpoint's linears, and what is to tell of them."""
+) -> tuple[Checkpoint, dict[str, StaticInput], Outcome]:
+    """Return the weights to quantise, the inputs by the checkpoint's linears, and what is to tell of them."""
     if options.calibration is None:
-        return {}, Outcome({}, {}, {}, 0)
+        return checkpoint, {}, Outcome({}, {}, {}, 0, 0)
     texts = read_texts(options.calibration)
     tokenizer = load_tokenizer(source, cache_dir)
     if tokenizer is None:
@@ -179,13 +125,22 @@ def _calibrated(
     reader = FloatReader(checkpoint, "w8a8-dynamic")
     reader.exclude(kept_float(model))
     targets = {target.name: target for target in _targets(model, reader, checkpoint)}
-    done = 0
+    static = options.scheme == "w8a8-static"
+    done, total = 0, len(samples) * (bool(options.smooth) + 2 * static)
 
     def sample_done() -> None:
         nonlocal done
         done += 1
-        step(done, 2 * len(samples))
+        step(done, total)
 
+    weights, smoothed = checkpoint, 0
+    if options.smooth:
+        shares = channel_shares(model, samples, [n for n in targets if norm_before(n)], sample_done)
+        weights = made = smooth(checkpoint, list(targets.values()), shares, options.smooth)
+        smoothed = len(made.moved)
+    if not static:
+        return weights, {}, Outcome({}, {}, {}, sum(map(len, samples)), smoothed)
+    load_weights(model, weights)
     found = calibrate(
         model,
         samples,
@@ -201,7 +156,7 @@ def _calibrated(
         if name not in dynamic
         for part in target.parts
     }
-    return inputs, Outcome({}, found.errors, dynamic, found.tokens)
+    return weights, inputs, Outcome({}, found.errors, dynamic, found.tokens, smoothed)
 
 
 def _dynamic(found: Calibration, targets: Mapping[str, Target], options: Options) -> dict[str, str]:

@@ -29,7 +29,8 @@ class FloatReader:
         inputs: Mapping[str, StaticInput] | None = None,
     ) -> None:
         self.description = f"float weights, quantised to {scheme} as they are read"
-        self._checkpoint = checkpoint
+        self.checkpoint = checkpoint
+        """Where the weights that stay float are, too."""
         self._scheme: Scheme = scheme
         self._excluded: set[str] = set()
         self._inputs = inputs or {}
@@ -55,13 +56,13 @@ class FloatReader:
         """Read the float weight, which lives only during this call, and quantise it into `weight`."""
         name = f"{linear}.weight"
         wide = torch.empty(weight.shape, dtype=torch.float32, device=weight.device)
-        self._checkpoint.read(name, wide)
+        self.checkpoint.read(name, wide)
         try:
             scale = quantise_rows_(wide, weight)
         except ValueError as error:
-            raise ModelError(f"{self._checkpoint.where}: {name} {error}, so it can't be quantised") from error
+            raise ModelError(f"{self.checkpoint.where}: {name} {error}, so it can't be quantised") from error
         values: Tensor | None = None
         if bias:
             values = torch.empty(weight.shape[0], device=weight.device)
-            self._checkpoint.read(f"{linear}.bias", values)
+            self.checkpoint.read(f"{linear}.bias", values)
         return Int8Shard(scale, values, self._inputs.get(linear))

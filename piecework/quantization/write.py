@@ -41,7 +41,7 @@ def write_checkpoint(
 
     Args:
         model: only its structure counts; its parameters need no memory.
-        checkpoint: where the float weights come from.
+        checkpoint: what is quantised; its weights are read through `reader.checkpoint`.
         symmetric: no static input has an offset, so none is written.
         dtype: of the weights that stay float; None: as they are stored.
         step: called after each weight and each linear.
@@ -79,7 +79,11 @@ def _tensors(
         sizes: Any = getattr(model.get_submodule(name.rpartition(".")[0]), "sizes", None)
         for piece in pieces_of(name, parameter.shape, model.packed_modules, sizes, offered.__contains__):
             whole = parameter if piece.expert is None else parameter[piece.expert]
-            yield piece.name, _read(checkpoint, piece.name, (piece.count, *whole.shape[1:]), dtype)
+            shape = (piece.count, *whole.shape[1:])
+            yield (
+                piece.name,
+                _read(reader.checkpoint, piece.name, shape, dtype or _stored(checkpoint, piece.name)),
+            )
     for target in targets:
         for part in target.parts:
             weight = torch.empty(part.count, target.module.weight.shape[1], dtype=torch.int8)
@@ -96,12 +100,17 @@ def _tensors(
                     zero = torch.tensor([shard.static.offset], dtype=torch.int8)
                     yield f"{part.linear}.input_zero_point", zero
             if target.bias:
-                yield f"{part.linear}.bias", _read(checkpoint, f"{part.linear}.bias", (part.count,), dtype)
+                name = f"{part.linear}.bias"
+                stored = dtype or _stored(checkpoint, name)
+                yield name, _read(reader.checkpoint, name, (part.count,), stored)
 
 
-def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
-    stored = checkpoint.dtype(name) if isinstance(checkpoint, SafetensorsCheckpoint) else torch.float32
-    out = torch.empty(shape, dtype=dtype or stored)
+def _stored(checkpoint: Checkpoint, name: str) -> torch.dtype:
+    return checkpoint.dtype(name) if isinstance(checkpoint, SafetensorsCheckpoint) else torch.float32
+
+
+def _read(checkpoint: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    out = torch.empty(shape, dtype=dtype)
     checkpoint.read(name, out)
     return out
 
