@@ -57,6 +57,8 @@ class CompileContext:
         key: the piece's structural key.
         cache_dir: where compiled pieces are kept; None keeps none.
         cached: set by a compiler that found the piece there.
+        automatic: the compiler is the device's choice; whoever asked for none gets the next for a piece
+            that isn't for this one, in strict mode too.
     """
 
     device: Device
@@ -66,6 +68,7 @@ class CompileContext:
     max_tokens: int = MAX_TOKENS
     counters: Counters = field(default_factory=Counters)
     cached: bool = False
+    automatic: bool = False
 
 
 class Compiler(Protocol):

@@ -144,6 +144,7 @@ def assemble(traced: Traced, options: Options) -> Program:
         strict=options.config.strict,
         max_tokens=traced.max_tokens,
         counters=counters,
+        automatic=options.config.compiler == "auto",
     )
     pieces, records = compile_pieces(folded.distinct, folded.keys, compiler, context)
     seconds["compile"] = now() - start

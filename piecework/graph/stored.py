@@ -171,7 +171,7 @@ def _write_program(program: Program, tensors: Mapping[str, Tensor]) -> dict[str,
         "single": program.single,
         "max_tokens": program.max_tokens,
         "token_input": program.token_input,
-        "records": [[record.key, record.failure] for record in program.records],
+        "records": [[r.key, r.failure, r.automatic] for r in program.records],
     }
 
 
@@ -230,10 +230,11 @@ def _read_program(stored: Mapping[str, Any], tensors: Mapping[str, Tensor], devi
         token_input=stored["token_input"],
     )
     records = []
-    for (key, failure), piece in zip(stored["records"], pieces, strict=True):
-        if failure is not None:
-            tell(str(NotForCompilerError(NAME, failure)), key)
-        records.append(PieceRecord(key, piece.compiler, 0.0, True, failure, failure is not None))
+    for (key, failure, automatic), piece in zip(stored["records"], pieces, strict=True):
+        lasting = failure is not None
+        if lasting:
+            tell(str(NotForCompilerError(NAME, failure)), key, automatic)
+        records.append(PieceRecord(key, piece.compiler, 0.0, True, failure, lasting, automatic))
     program.records = tuple(records)
     return program
 

@@ -118,8 +118,13 @@ def test_experts_fall_back_to_eager_pieces(caplog: pytest.LogCaptureFixture) -> 
     assert torch.equal(program.run(inputs), expected)
 
 
-def test_strict_refuses_them() -> None:
+def test_strict_refuses_them_where_somebody_asked_for_native(caplog: pytest.LogCaptureFixture) -> None:
     model = random_model("qwen3_moe")
+    with caplog.at_level(logging.INFO, logger="piecework.compile"):
+        program = build_program(model, native_options(model, "auto", strict=True))
+    assert {record.compiler for record in program.records} == {"native", "eager"}
+    levels = [r.levelname for r in caplog.records if "piecework::moe" in r.message]
+    assert set(levels) == {"INFO"} and len(levels) == sum(r.failure is not None for r in program.records)
     with pytest.raises(CompileError, match="native: piecework::moe"):
         build_program(model, native_options(model, "native", strict=True))
     model = native_model("llama", torch.float32)

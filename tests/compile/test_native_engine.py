@@ -44,21 +44,30 @@ def test_tokens_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     assert again == tokens
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])
-def test_a_second_start_reads_the_plans(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("name", "compilation", "level"),
+    [("qwen3", {}, None), ("qwen3_moe", {}, "INFO"), ("qwen3_moe", {"compiler": "native"}, "WARNING")],
+)
+def test_a_second_start_reads_the_plans(
+    name: str,
+    compilation: dict[str, str],
+    level: str | None,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     folder = save_tiny(tmp_path / "model", name)
     cache = tmp_path / "cache"
     starts = []
     for _ in range(2):
         caplog.clear()
-        with caplog.at_level(logging.WARNING, logger="piecework.compile"):
-            tokens, programs = answer(folder, cache)
-        said = sorted(r.message for r in caplog.records if "not a piece" in r.message)
+        with caplog.at_level(logging.INFO, logger="piecework.compile"):
+            tokens, programs = answer(folder, cache, compilation=compilation)
+        said = sorted((r.levelname, r.message) for r in caplog.records if "not a piece" in r.message)
         records = [(r.key, r.compiler, r.failure) for p in programs for r in p.records]
         sources = [piece.source for p in programs for piece in p.pieces]
         starts.append((tokens, records, sources, said))
     assert starts[0] == starts[1]
-    assert bool(said) == (name == "qwen3_moe")
+    assert {found for found, _ in said} == ({level} if level else set())
     kept = [json.loads(path.read_text())["content"] for path in (cache / "programs").glob("*.json")]
     assert len(kept) == 2
     assert all("plan" in piece or said for content in kept for piece in content["pieces"])
