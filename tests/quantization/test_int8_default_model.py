@@ -18,6 +18,11 @@ TEXT = (
     "Photosynthesis is the process by which plants use sunlight, water and carbon dioxide to create oxygen "
     "and energy in the form of sugar. The capital of France is Paris, and that of Italy is Rome."
 )
+OTHER_TEXTS = [
+    "Mia has 12 apples and gives a third of them to her brother. How many are left? 12 - 4 = 8.",
+    "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([1, 2, 3]))",
+    "Once upon a time a fox lived at the edge of a dark forest, and every night it came down to the village.",
+]
 QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 # NRMSE of the logits against float32: 0.4% and 1.8% were seen. Rounding every linear's input
 # to 8 bits per token adds more in this model, some of whose tokens have one huge channel.
@@ -64,3 +69,22 @@ def test_the_offline_file_of_a_gguf_gives_the_same_logits(source: Path, tmp_path
     text, found = answer_and_logits(str(out))
     on_load, expected = answer_and_logits(MODEL, quantization="w8a8-dynamic")
     assert text == on_load and torch.equal(found, expected)
+
+
+def divergence(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Mean Kullback-Leibler divergence of a token's distribution, in nats."""
+    p, q = expected.log_softmax(-1), found.log_softmax(-1)
+    return float(torch.nn.functional.kl_div(q, p, reduction="batchmean", log_target=True))
+
+
+@pytest.mark.slow
+def test_smoothing_saves_much_of_what_int8_costs(expected: torch.Tensor, tmp_path: Path) -> None:
+    """Calibrated on other texts. 6.2% and 3.4% were seen, of few tokens."""
+    texts, out = tmp_path / "texts.txt", tmp_path / "out"
+    texts.write_text("\n\n".join(OTHER_TEXTS))
+    command = ["quantize", MODEL, str(out), "--scheme", "w8a8-dynamic", "--calibration", str(texts)]
+    assert main([*command, "--dtype", "float32"]) == 0
+    smoothed = divergence(answer_and_logits(str(out))[1], expected)
+    plain = divergence(answer_and_logits(MODEL, quantization="w8a8-dynamic")[1], expected)
+    print(f"divergence: plain {plain:.2%}, smoothed {smoothed:.2%}")
+    assert 0 < smoothed < 0.75 * plain
