@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.peers import install, models, serving, speed, table
 from benchmarks.peers.check import TEXTS
 from benchmarks.peers.contenders import CASES, ENVIRONMENT, PRECISIONS, Contender
-from benchmarks.peers.machine import describe, file_name, sentence
+from benchmarks.peers.machine import commit, describe, file_name, sentence
 from benchmarks.peers.others import Machine
 from benchmarks.peers.protocol import Tokens
 from benchmarks.peers.report import save
@@ -67,7 +67,7 @@ def main() -> None:
     paths = models.make(folder, args.folder, args.model, sorted(keys))
     if args.only == "models":
         return
-    machine = describe()
+    machine, version = describe(), commit()
     report: dict[str, Any] = {
         "machine": machine,
         "model": source.path.name,
@@ -84,7 +84,7 @@ def main() -> None:
             for row in speed.run_precision(
                 contenders, cases, paths, args.folder, checked, args.threads, watch
             ):
-                report["rows"].append({"precision": precision, **row})
+                report["rows"].append({"precision": precision, "commit": version, **row})
                 _keep(report, args.save)
     if args.only in (None, "serving"):
         with Machine(0.0, args.lock).alone():

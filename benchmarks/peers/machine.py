@@ -28,8 +28,16 @@ def describe() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "compiler": _first_line(["c++", "--version"]),
+        "compiler": _first_line(["c++", "--version"], "no C++ compiler"),
     }
+
+
+def commit() -> str:
+    """The commit that is checked out, with a `+` where files differ from it; `?` outside of a repository."""
+    root = str(Path(__file__).parent)
+    name = _first_line(["git", "-C", root, "rev-parse", "--short", "HEAD"], "?")
+    changed = _first_line(["git", "-C", root, "status", "--porcelain", "--untracked-files=no"], "")
+    return f"{name}+" if changed else name
 
 
 def file_name(machine: dict[str, Any]) -> str:
@@ -59,8 +67,8 @@ def _cpuinfo() -> dict[str, str]:
     return {name.strip(): value.strip() for name, _, value in pairs}
 
 
-def _first_line(command: list[str]) -> str:
+def _first_line(command: list[str], otherwise: str) -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        return "no C++ compiler"
+        return otherwise

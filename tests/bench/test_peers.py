@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from tiny import save_tiny
 from benchmarks.peers import report, serving, table
 from benchmarks.peers.check import agreement
 from benchmarks.peers.contenders import ENVIRONMENT, PRECISIONS, Case, Contender
-from benchmarks.peers.machine import describe, file_name, sentence
+from benchmarks.peers.machine import commit, describe, file_name, sentence
 from benchmarks.peers.others import Machine
 from benchmarks.peers.process import EngineError, EngineProcess
 from benchmarks.peers.protocol import Times, Tokens, answer
@@ -39,7 +40,7 @@ def engine(name: str, ours: bool, *speeds: float, error: str | None = None) -> d
 
 
 def row(case: str, *engines: dict[str, Any]) -> dict[str, Any]:
-    return {"precision": "int8", "case": case, "engines": list(engines)}
+    return {"precision": "int8", "case": case, "commit": "abc", "engines": list(engines)}
 
 
 DECODE = row(
@@ -117,6 +118,7 @@ def test_every_contender_has_a_runner_and_every_precision_one_of_ours_first() ->
 
 def test_the_description_names_no_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = describe()
+    assert re.fullmatch(r"[0-9a-f]{7,}\+?|\?", commit())
     assert machine["cores"] >= 1 and machine["memory_gb"] >= 1
     assert str(machine["cores"]) in file_name(machine) and machine["torch"] in sentence(machine)
     assert not {"/", "node", "host"} & set(" ".join(map(str, machine)).split())
