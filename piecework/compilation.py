@@ -22,12 +22,13 @@ class CompilationConfig:
     """Compiler, graph modes, capture sizes and passes. JSON on the command line, a mapping in a file.
 
     Attributes:
-        compiler: `eager`, `inductor`, `dynamo:<name>`, or `auto` for the device's own choice.
+        compiler: `native`, `eager`, `inductor`, `dynamo:<name>`, or `auto` for the device's own choice.
         decode_graph, prefill_graph: `eager`, `piecewise`, for decode also `full`, or `auto`.
         decode_capture_sizes: batch sizes to capture for decode; None takes the default sizes.
         prefill_capture_sizes: token counts to capture for prefill and mixed steps.
         max_capture_size: the largest of the default sizes, for decode and for prefill.
         splitting_ops: the ops between the pieces.
+        chain: run a whole step as one call where all its pieces are native.
         passes: names of the passes to run; None takes the default set. `disable_passes` are left out.
         verify_passes: run the graph before and after each pass, and refuse a rewrite that changes numbers.
         enable_debug_mode: check every input address at every replay.
@@ -45,6 +46,7 @@ class CompilationConfig:
     prefill_capture_sizes: tuple[int, ...] | None = None
     max_capture_size: int | None = None
     splitting_ops: tuple[str, ...] = DEFAULT_SPLITTING_OPS
+    chain: bool = True
     passes: tuple[str, ...] | None = None
     disable_passes: tuple[str, ...] = ()
     verify_passes: bool = False
@@ -68,7 +70,7 @@ class CompilationConfig:
             raise ConfigError("compile_cache_dir", folder, "the path of a folder")
         if self.max_capture_size is not None:
             _positive("max_capture_size", self.max_capture_size)
-        for name in ("verify_passes", "enable_debug_mode", "strict"):
+        for name in ("chain", "verify_passes", "enable_debug_mode", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, getattr(self, name), "true or false")
         if not self.splitting_ops and "piecewise" in (self.decode_graph, self.prefill_graph):

@@ -9,33 +9,49 @@ from torch import Tensor
 
 from piecework.bench.kernel_timing import Timer, alternate
 from piecework.devices import Device
+from piecework.devices.cpu import CpuDevice
+from piecework.native import library
+from piecework.ops.cpu.kernels import Kernel
 from piecework.profile import now
 
 _MOST_BYTES = 2**30
+_WAKING_WORDS = 1 << 18
+_read = Kernel("read", "from total", "words")
 
 
 class ReadFloor:
-    """Reads a buffer of the weights' size with all of torch's threads, as often as asked.
+    """Reads a buffer of the weights' size with all threads, as often as asked, as fast as memory gives it.
 
     The read rate of a shared machine changes within minutes, so a benchmark measures the floor between
-    its own runs. Above 1 GiB a buffer of that size is read and the time scaled.
+    its own runs. Above 1 GiB a buffer of that size is read and the time scaled. Several streams of memory
+    are read at once, which is faster than torch's one for each thread; torch reads where the kernels can't
+    be built.
     """
 
     def __init__(self, nbytes: float) -> None:
         self.nbytes = nbytes
         words = max(1, int(min(nbytes, _MOST_BYTES)) // 8)
         self._buffer = torch.ones(words, dtype=torch.int64)
+        self._total = torch.zeros(1, dtype=torch.int64)
         self._scale = nbytes / self._buffer.nbytes
-        self._buffer.sum()  # the first reduction sets up its threads
+        self._device = CpuDevice()
 
     def read(self) -> float:
         """Return the seconds that one read of all bytes takes."""
+        self._sum(self._buffer[:_WAKING_WORDS])  # the first loop starts the threads
         start = now()
-        total = self._buffer.sum().item()
+        total = self._sum(self._buffer)
         seconds = now() - start
+        self._device.release_threads()  # or the engine's would be put to sleep from now on
         if total != self._buffer.numel():
             raise RuntimeError(f"read {total} of {self._buffer.numel()} words")
         return seconds * self._scale
+
+    def _sum(self, buffer: Tensor) -> int:
+        if library() is None:
+            return int(buffer.sum())
+        _read(buffer.data_ptr(), self._total.data_ptr(), buffer.numel())
+        return int(self._total)
 
 
 class CopyLimit:

@@ -16,7 +16,7 @@ from piecework.bench.stats import describe_ms, percentile
 from piecework.engine.result import Result
 from piecework.engine.service import Service
 
-RUN_COUNTERS = ("replays", "eager_runs", "padded_tokens", "recompiles")
+RUN_COUNTERS = ("replays", "eager_runs", "chained_runs", "padded_tokens", "recompiles")
 
 
 @dataclass(frozen=True)

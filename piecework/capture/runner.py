@@ -28,6 +28,8 @@ log = logging.getLogger("piecework.capture")
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, AttentionMetadata], None]
 """attend(layer, q, k, v, out, metadata) writes `out`, and zeroes its rows behind the last sequence's."""
+Chained = Callable[[Sequence[Tensor], AttentionMetadata], Tensor]
+"""chained(inputs, metadata) runs the program with attention filled in, as one call."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,7 @@ class GraphRunner:
         counters: Counters,
         head_counters: Counters,
         watched: Watched = dict,
+        chained: Chained | None = None,
         debug: bool = False,
         strict: bool = False,
     ) -> None:
@@ -64,6 +67,7 @@ class GraphRunner:
             buffers: as large as the largest size that will be captured.
             attend: fills attention; called at every step for eager holes, only at capture for full graphs.
             watched: names tensors that `attend` uses, the KV cache, so that a move is noticed.
+            chained: runs the program outside graphs; None where that goes piece by piece.
             debug: check all addresses at every replay.
             strict: a batch that no graph has room for, in a phase that captures, is an error.
         """
@@ -73,6 +77,7 @@ class GraphRunner:
         self.options = CaptureOptions("eager", "eager") if program.opaque_reason else options
         self.counters = counters
         self._attend = attend
+        self._chained = chained
         self._buffers = buffers
         self._strict = strict
         self._steps = 0
@@ -201,7 +206,11 @@ class GraphRunner:
         named = {"input_ids": input_ids, "positions": positions, "num_valid_rows": valid}
         # A model that could not be traced is called as it is.
         names = ("input_ids", "positions") if self.program.opaque_reason else self.program.inputs
-        hidden: Tensor = self.program.run([named[name] for name in names], self._fill(metadata))
+        inputs = [named[name] for name in names]
+        if self._chained is not None:
+            self.counters.add("chained_runs")
+            return self._chained(inputs, metadata)
+        hidden: Tensor = self.program.run(inputs, self._fill(metadata))
         return hidden
 
     def _fill(self, metadata: AttentionMetadata) -> HoleFn:

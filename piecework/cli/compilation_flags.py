@@ -20,7 +20,11 @@ def add_compilation_flags(parser: argparse.ArgumentParser) -> None:
         group.add_argument(*flags, dest=_PREFIX + name, default=argparse.SUPPRESS, help=text, **how)
 
     switch: dict[str, Any] = {"action": argparse.BooleanOptionalAction}
-    add("compiler", "eager, inductor, dynamo:<backend>, or auto for the device's choice", metavar="NAME")
+    add(
+        "compiler",
+        "native, eager, inductor, dynamo:<backend>, or auto: the device's choice",
+        metavar="NAME",
+    )
     group.add_argument(
         "--enable-torch-compile",
         dest=_PREFIX + "compiler",
@@ -37,6 +41,7 @@ def add_compilation_flags(parser: argparse.ArgumentParser) -> None:
     add("max_capture_size", "the largest of the default sizes", type=int, metavar="N")
     names: dict[str, Any] = {"type": _names, "metavar": "NAME,NAME"}
     add("splitting_ops", "the ops between pieces", **names)
+    add("chain", "run a whole step as one call where all its pieces are native (default: yes)", **switch)
     add("passes", "the passes to run, in this order", **names)
     add("disable_passes", "passes to leave out", **names)
     add("verify_passes", "hold every rewrite to its declared error, on random inputs", **switch)

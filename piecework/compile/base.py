@@ -25,6 +25,14 @@ class CompileError(PieceworkError):
         super().__init__(f"the compiler {compiler} failed: {reason}")
 
 
+class NotForCompilerError(CompileError):
+    """A piece that is none for this compiler, today as at any other start."""
+
+    def __init__(self, compiler: str, reason: str) -> None:
+        super().__init__(compiler, reason)
+        self.args = (f"not a piece for the compiler {compiler}: {reason}",)
+
+
 class CompiledPiece(Protocol):
     """A piece that runs: tensors in, tensors out, weights among the inputs.
 
@@ -49,6 +57,8 @@ class CompileContext:
         key: the piece's structural key.
         cache_dir: where compiled pieces are kept; None keeps none.
         cached: set by a compiler that found the piece there.
+        automatic: the compiler is the device's choice; whoever asked for none gets the next for a piece
+            that isn't for this one, in strict mode too.
     """
 
     device: Device
@@ -58,6 +68,7 @@ class CompileContext:
     max_tokens: int = MAX_TOKENS
     counters: Counters = field(default_factory=Counters)
     cached: bool = False
+    automatic: bool = False
 
 
 class Compiler(Protocol):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from torch import fx
 
-from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler
+from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler, NotForCompilerError
 from piecework.profile import now
 
 log = logging.getLogger("piecework.compile")
@@ -23,7 +23,8 @@ class PieceRecord:
     Attributes:
         key: its structural key.
         compiler: who compiled it, in `seconds`; `cached` if that was read from the disk.
-        failure: why the compiler that was asked for didn't; None if it did.
+        failure: why the compiler that was asked for didn't; None if it did. lasting: it never will.
+        automatic: nobody asked for it, the device chose it.
     """
 
     key: str
@@ -31,6 +32,8 @@ class PieceRecord:
     seconds: float
     cached: bool = False
     failure: str | None = None
+    lasting: bool = False
+    automatic: bool = False
 
 
 def compile_pieces(
@@ -44,7 +47,8 @@ def compile_pieces(
     """Compile pieces, each under its structural key; pieces and their records stand in the same order.
 
     A piece whose compiler fails runs uncompiled, with a warning that says why; in strict mode the first
-    CompileError is raised. `threads`: how many compile at once; by default one per core.
+    CompileError is raised. A piece that isn't for a compiler which nobody asked for is told as information.
+    `threads`: how many compile at once; by default one per core.
     """
     contexts = [replace(context, key=key) for key in keys]
     for index in range(len(pieces)):
@@ -61,16 +65,27 @@ def compile_pieces(
 def _compile(
     piece: fx.GraphModule, context: CompileContext, compiler: Compiler
 ) -> tuple[CompiledPiece, PieceRecord]:
-    start, failure = now(), None
+    start, failure, lasting = now(), None, False
     try:
         compiled = compiler.compile(piece, context)
         context.counters.add("compiles")
     except CompileError as error:
-        if context.strict:
+        lasting = isinstance(error, NotForCompilerError)
+        expected = lasting and context.automatic
+        if context.strict and not expected:
             raise
-        log.warning("%s; the piece runs uncompiled (key %s)", error, context.key[:12])
+        tell(str(error), context.key, expected)
         context.counters.add("compile_failures")
         from piecework.compile.eager import EagerCompiler  # here, since a stored program needs no compiler
 
         compiled, failure = EagerCompiler().compile(piece, context), error.reason
-    return compiled, PieceRecord(context.key, compiled.compiler, now() - start, context.cached, failure)
+    record = PieceRecord(
+        context.key, compiled.compiler, now() - start, context.cached, failure, lasting, context.automatic
+    )
+    return compiled, record
+
+
+def tell(failure: str, key: str, expected: bool) -> None:
+    """Log that the piece of this key runs uncompiled; a warning if a user wanted something else."""
+    level = logging.INFO if expected else logging.WARNING
+    log.log(level, "%s; the piece runs uncompiled (key %s)", failure, key[:12])

@@ -33,6 +33,8 @@ class Device(ABC):
     the op implementations it prefers, first choice first, `compilers` the names of those it can use for
     pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
 
+    `chains`: whether a step of native pieces may be one call, which goes past `launch`.
+
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
     as fit into memory), `lengths` where captured attention reads sequence lengths: from device memory, or
     from host arguments that are frozen at capture and must be updated before a replay.
@@ -42,6 +44,7 @@ class Device(ABC):
     torch_device: torch.device
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
+    chains: bool = False
     captures: bool = False
     graph_budget: int | None = None
     lengths: Literal["device", "host"] = "device"
@@ -77,8 +80,15 @@ class Device(ABC):
         """Name what a program depends on beside the device's name and op order, such as a driver."""
         return ""
 
+    def default_compiler(self) -> str:
+        """Name the compiler that `auto` means here."""
+        return self.compilers[0]
+
     def set_threads(self, threads: int | None) -> None:  # noqa: B027 - most devices have no threads to set
         """Use this many host threads for computation; None leaves the default."""
+
+    def release_threads(self) -> None:  # noqa: B027 - most devices have no threads
+        """End the compute threads that wait for the calling thread, which leaves the work to another one."""
 
     def prepare_weights(self, model: nn.Module) -> None:  # noqa: B027 - most devices take weights as they are
         """Bring the weights of a loaded model, in place, into the form that this device's ops want."""
@@ -122,7 +132,7 @@ class Device(ABC):
         raise NotImplementedError(f"the device {self.name} has no weak references to tensors")
 
     def launch(self, piece: Launchable, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Run a piece, during a capture or not. Every call of a piece goes through here."""
+        """Run a piece, during a capture or not. Every call of a piece goes through here, but for chains."""
         return piece(inputs)
 
     def notify(  # noqa: B027 - hardware has no use for it

@@ -21,7 +21,8 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
-    compilers = ("eager", "inductor", "dynamo")
+    compilers = ("native", "eager", "inductor", "dynamo")
+    chains = True
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the CPU multiplies it in hardware, else float32."""
@@ -53,7 +54,18 @@ class CpuDevice(Device):
         """Return the instruction set of the kernels, or `torch` where there are none."""
         return isa() if library() is not None else "torch"
 
+    def default_compiler(self) -> str:
+        """Name the first compiler, which needs the kernels; without them the next one."""
+        native = self.compilers[0] == "native" and library() is None
+        return self.compilers[1 if native else 0]
+
     def set_threads(self, threads: int | None) -> None:
         """Set torch's intra-op threads, which are a setting of the process."""
         if threads is not None:
             torch.set_num_threads(threads)
+
+    def release_threads(self) -> None:
+        """End the calling thread's team: the OpenMP runtime counts it against those that work."""
+        kernels = library()
+        if kernels is not None:
+            kernels.piecework_release_threads()

@@ -80,6 +80,7 @@ class Service:
         self._draining = False
         self._dead: str | None = None
         self._stats = self._engine.stats()
+        loaded.runner.device.release_threads()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 

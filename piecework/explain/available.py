@@ -39,7 +39,7 @@ def compilers(device: Device) -> tuple[Choice, ...]:
         if kind not in device.compilers:
             note = f"not on {device.name}"
         else:
-            note = "the default" if kind == device.compilers[0] else ""
+            note = "the default" if kind == device.default_compiler() else ""
         if name.startswith(PREFIX):
             note = "; ".join(part for part in (note, ", ".join(_backends())) if part)
         found.append(Choice(name, OWN, note))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from piecework.capture.plan import CapturePlan
+from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import make_device
 from piecework.explain.available import compilers, devices, passes
@@ -96,4 +97,11 @@ def describe_captures(programs: Programs) -> CaptureReport:
         pool_bytes=cost.pool if cost is not None else None,
         graph_bytes=cost.graph if cost is not None else None,
         dropped=tuple((name, tuple(sorted(sizes)), reason) for (name, reason), sizes in dropped.items()),
+        eager_steps=_eager_steps(programs.chain),
     )
+
+
+def _eager_steps(chain: Chain | str) -> str:
+    if isinstance(chain, str):
+        return f"run piece by piece ({chain})"
+    return f"run as one call, of {len(chain.plan.calls)} kernels"

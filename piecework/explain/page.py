@@ -96,6 +96,7 @@ def _captures(report: Report) -> Html:
         ["prefill", f"<b>{text(capture.prefill)}</b>", text(", ".join(capture.prefill_modes))],
     ]
     parts = [table(("phase", "graph mode", "the device has"), rows), _plan(capture)]
+    parts.append(f"<p>Steps outside graphs {text(capture.eager_steps)}.</p>")
     found = report.break_even
     if found.measured:
         measured = [[str(n), f"{eager:.3f}", f"{graph:.3f}"] for n, eager, graph in found.measured]

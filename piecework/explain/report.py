@@ -83,7 +83,7 @@ class CaptureReport:
     """Graph modes of both phases (and those that the device has), and what will be captured.
 
     `bytes` are all graphs', `pool_bytes` what they share, `graph_bytes` each one's own; None where the
-    device captures nothing. `dropped`: program, sizes, reason.
+    device captures nothing. `dropped`: program, sizes, reason. `eager_steps`: how a step outside graphs runs.
     """
 
     decode: str
@@ -97,6 +97,7 @@ class CaptureReport:
     pool_bytes: int | None
     graph_bytes: int | None
     dropped: tuple[tuple[str, tuple[int, ...], str], ...]
+    eager_steps: str
 
 
 @dataclass(frozen=True)

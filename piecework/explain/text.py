@@ -113,6 +113,7 @@ def captures_text(capture: CaptureReport) -> str:
         "Captures",
         f"{_INDENT}decode {capture.decode} (of {', '.join(capture.decode_modes)}), "
         f"prefill {capture.prefill} (of {', '.join(capture.prefill_modes)})",
+        f"{_INDENT}steps outside graphs {capture.eager_steps}",
     ]
     if not capture.graphs and not capture.dropped:
         return "\n".join([*lines, _INDENT + "nothing is captured"])

@@ -144,6 +144,7 @@ def assemble(traced: Traced, options: Options) -> Program:
         strict=options.config.strict,
         max_tokens=traced.max_tokens,
         counters=counters,
+        automatic=options.config.compiler == "auto",
     )
     pieces, records = compile_pieces(folded.distinct, folded.keys, compiler, context)
     seconds["compile"] = now() - start
@@ -168,7 +169,7 @@ def assemble(traced: Traced, options: Options) -> Program:
 
 def _compiler_name(options: Options) -> str:
     name = options.config.compiler
-    return options.device.compilers[0] if name == "auto" else name
+    return options.device.default_compiler() if name == "auto" else name
 
 
 def _cache_dir(options: Options) -> Path | None:

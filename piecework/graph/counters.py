@@ -16,7 +16,8 @@ class Counters:
         stored_programs: programs that came out of the disk cache; their other counts are of their making.
         compiles: distinct pieces compiled; cache_hits: those of them that came out of the disk cache.
         compile_failures: pieces that run uncompiled because their compiler failed.
-        captures, replays: device graphs made and run. eager_runs: runs outside a graph.
+        captures, replays: device graphs made and run. eager_runs: runs outside a graph; chained_runs: those
+            of them that were one call of the device's library.
         padded_tokens: rows that were computed for nothing.
         recompiles: compilations after the program was built; there should be none.
         pass_matches: how often each pass matched, by its name.
@@ -33,6 +34,7 @@ class Counters:
     captures: int = 0
     replays: int = 0
     eager_runs: int = 0
+    chained_runs: int = 0
     padded_tokens: int = 0
     recompiles: int = 0
     pass_matches: Counter[str] = field(default_factory=Counter)

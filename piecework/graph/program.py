@@ -145,12 +145,16 @@ class Program:
         """Make the program of a model that can't be traced: one eager hole, which is the model."""
         return OpaqueProgram(model, device, reason)
 
-    def environment(self, inputs: Sequence[Tensor]) -> list[Any]:
-        """Make the environment of a run: weights and inputs in their places, the rest None."""
+    def check(self, inputs: Sequence[Tensor]) -> None:
+        """Refuse, with a ValueError, inputs of another number, or with more tokens than a run may have."""
         if len(inputs) != len(self.input_slots):
             raise ValueError(f"the program takes {len(self.input_slots)} inputs ({', '.join(self.inputs)})")
         if self.token_input is not None and (tokens := inputs[self.token_input].shape[0]) > self.max_tokens:
             raise ValueError(f"{tokens} tokens; the program is made for {self.max_tokens} at most")
+
+    def environment(self, inputs: Sequence[Tensor]) -> list[Any]:
+        """Make the environment of a run: weights and inputs in their places, the rest None."""
+        self.check(inputs)
         env = self._template.copy()
         for slot, tensor in zip(self.input_slots, inputs, strict=True):
             env[slot] = tensor

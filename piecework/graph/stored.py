@@ -1,8 +1,9 @@
 """Programs on disk: a start that finds its program there neither traces, nor runs passes, nor imports them.
 
-What is kept is the linked program: steps, and the text of its distinct pieces. Weights are in it by name
-only, with their shapes. A program is stored when it says everything about itself: all pieces are text, all
-its tensors are the model's, and nothing was left out with a warning, which a later start would not repeat.
+What is kept is the linked program: steps, and the text or the plan of its distinct pieces. Weights are in it
+by name only, with their shapes. A program is stored when it says everything about itself: all pieces are
+text or plans, all its tensors are the model's, and nothing was left out with a warning, but for pieces
+that another compiler took, which each start says again.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ import torch
 from torch import Tensor
 
 from piecework.cache import try_read_json, try_write
+from piecework.compile.base import NotForCompilerError
 from piecework.compile.cache import content_key
-from piecework.compile.pieces import PieceRecord
+from piecework.compile.native_piece import NAME, NativePiece
+from piecework.compile.pieces import PieceRecord, tell
+from piecework.compile.plan import read_plan, spell_plan
 from piecework.compile.source import SourcePiece, overload, read, spell
 from piecework.devices.base import Device
 from piecework.graph.binding import Binding
@@ -31,9 +35,11 @@ from piecework.graph.program import HoleCall, PieceCall, Program, Slot
 if TYPE_CHECKING:
     from torch import nn
 
+    from piecework.compile.base import CompiledPiece
+
 log = logging.getLogger("piecework.graph")
 
-FORMAT = 2
+FORMAT = 3
 _PACKAGE = Path(__file__).parents[1]
 
 
@@ -121,9 +127,9 @@ def _digest(content: Any) -> str:
 def _unstorable(program: Program) -> str | None:
     if program.opaque_reason is not None:
         return "the model can't be traced"
-    if not all(isinstance(piece, SourcePiece) for piece in program.pieces):
+    if not all(isinstance(piece, SourcePiece | NativePiece) for piece in program.pieces):
         return "its compiler has a cache of its own"
-    if any(record.failure for record in program.records):
+    if any(record.failure and not record.lasting for record in program.records):
         return "a piece failed to compile"
     report = program.pass_report
     if report is not None and any(p.status in ("refused", "failed") or p.missed for p in report.passes):
@@ -142,13 +148,9 @@ def signature(tensor: Tensor) -> list[Any]:
 
 
 def _write_program(program: Program, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
-    pieces = []
-    for piece in program.pieces:
-        assert isinstance(piece, SourcePiece)
-        constants = {name: spell(value) for name, value in piece.constants.items()}
-        if None in constants.values():
-            return None
-        pieces.append({"source": piece.source, "constants": constants, "compiler": piece.compiler})
+    pieces = [_write_piece(piece) for piece in program.pieces]
+    if None in pieces:
+        return None
     bindings: list[list[Any]] = []
     for binding in program.bindings:
         if binding.tensor is None:
@@ -169,8 +171,25 @@ def _write_program(program: Program, tensors: Mapping[str, Tensor]) -> dict[str,
         "single": program.single,
         "max_tokens": program.max_tokens,
         "token_input": program.token_input,
-        "keys": [record.key for record in program.records],
+        "records": [[r.key, r.failure, r.automatic] for r in program.records],
     }
+
+
+def _write_piece(piece: CompiledPiece) -> dict[str, Any] | None:
+    if isinstance(piece, NativePiece):
+        return {"plan": spell_plan(piece.plan)}
+    assert isinstance(piece, SourcePiece)
+    constants = {name: spell(value) for name, value in piece.constants.items()}
+    if None in constants.values():
+        return None
+    return {"source": piece.source, "constants": constants, "compiler": piece.compiler}
+
+
+def _read_piece(stored: Mapping[str, Any]) -> CompiledPiece:
+    if "plan" in stored:
+        return NativePiece(read_plan(stored["plan"]))
+    constants = {name: read(spelled) for name, spelled in stored["constants"].items()}
+    return SourcePiece(stored["source"], constants, stored["compiler"])
 
 
 def _write_step(step: PieceCall | HoleCall) -> list[Any] | None:
@@ -198,10 +217,7 @@ def _read_program(stored: Mapping[str, Any], tensors: Mapping[str, Tensor], devi
         if seen is not None and (name not in tensors or signature(tensors[name]) != seen):
             raise ValueError(f"the model has no tensor {name} of shape, strides and dtype {seen}")
         bindings.append(Binding(kind, name, tensors[name] if seen is not None else None))
-    pieces = [
-        SourcePiece(p["source"], {name: read(c) for name, c in p["constants"].items()}, p["compiler"])
-        for p in stored["pieces"]
-    ]
+    pieces = [_read_piece(piece) for piece in stored["pieces"]]
     program = Program(
         [_read_step(step) for step in stored["steps"]],
         pieces,
@@ -213,8 +229,13 @@ def _read_program(stored: Mapping[str, Any], tensors: Mapping[str, Tensor], devi
         max_tokens=stored["max_tokens"],
         token_input=stored["token_input"],
     )
-    named = zip(stored["keys"], pieces, strict=True)
-    program.records = tuple(PieceRecord(key, piece.compiler, 0.0, cached=True) for key, piece in named)
+    records = []
+    for (key, failure, automatic), piece in zip(stored["records"], pieces, strict=True):
+        lasting = failure is not None
+        if lasting:
+            tell(str(NotForCompilerError(NAME, failure)), key, automatic)
+        records.append(PieceRecord(key, piece.compiler, 0.0, True, failure, lasting, automatic))
+    program.records = tuple(records)
     return program
 
 

@@ -29,6 +29,7 @@ class PagedKVCache:
     `keys[layer]` and `values[layer]` are [num_pages, kv_heads, page_size, head_dim]. Pages are the
     outermost dimension, so that a cache with more pages has the same strides, and each head's page is
     one contiguous block. All memory is zero at first: a masked NaN would still poison a softmax.
+    Who moves a layer sets new tuples; whoever knows addresses sees from that that they changed.
     """
 
     def __init__(
@@ -44,8 +45,8 @@ class PagedKVCache:
         self.dtype = dtype
         shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers]
         self._names = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(layers))]
-        self.keys = [device.zeros(shape, dtype) for shape in shapes]
-        self.values = [device.zeros(shape, dtype) for shape in shapes]
+        self.keys = tuple(device.zeros(shape, dtype) for shape in shapes)
+        self.values = tuple(device.zeros(shape, dtype) for shape in shapes)
 
     @property
     def nbytes(self) -> int:

@@ -11,6 +11,7 @@ from piecework.capture.measure import measure
 from piecework.capture.options import CaptureOptions
 from piecework.capture.plan import CapturePlan, Cost
 from piecework.capture.runner import GraphRunner
+from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import Device
 from piecework.graph.counters import Counters
@@ -20,6 +21,7 @@ from piecework.kvcache import LayerShape, PagedKVCache, pages_for
 from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
+from piecework.runner.chained import ChainedStep, make_chain
 from piecework.runner.recipe import HeadPasses, Recipe
 
 # Graphs get at most this share of the memory that is free beside the weights; the KV cache has the rest.
@@ -28,7 +30,10 @@ _GRAPH_SHARE = 0.5
 
 @dataclass
 class Programs:
-    """Body and head of a model as programs, what to capture of them, and what that costs."""
+    """Body and head of a model as programs, what to capture of them, and what that costs.
+
+    `chain` is the body as one call, or why it can't be that.
+    """
 
     model: CausalLM
     body: Program
@@ -39,6 +44,7 @@ class Programs:
     counters: Counters
     head_counters: Counters
     config: EngineConfig
+    chain: Chain | str
     cost: Cost | None = None
     plan: CapturePlan | None = None
 
@@ -60,9 +66,15 @@ class Programs:
             counters=self.counters,
             head_counters=self.head_counters,
             watched=cache.tensors,
+            chained=self._chained(cache),
             debug=settings.enable_debug_mode,
             strict=settings.strict,
         )
+
+    def _chained(self, cache: PagedKVCache) -> ChainedStep | None:
+        if isinstance(self.chain, str):
+            return None
+        return ChainedStep(self.chain, cache, debug=self.config.compilation_config.enable_debug_mode)
 
 
 def make_programs(
@@ -113,7 +125,8 @@ def make_programs(
         sequences=max(choices.full_sizes, default=1),
         table_width=pages_for(max_len, config.cache.page_size),
     )
-    programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config)
+    chain = make_chain(body, device, settings.chain)
+    programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config, chain)
     if device.captures:
         with profile.time("capture.plan"):
             _plan(programs)
@@ -126,7 +139,7 @@ def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Pat
     if settings.verify_passes or debug.level() or not storable(device):
         return None
     modules = [(name, type(m).__qualname__, m.extra_repr()) for name, m in model.named_modules()]
-    compilation = {k: v for k, v in asdict(settings).items() if k != "compile_cache_dir"}
+    compilation = {k: v for k, v in asdict(settings).items() if k not in ("compile_cache_dir", "chain")}
     weights = {name: signature(tensor) for name, tensor in tensors_of(model).items()}
     parts = {
         "model": asdict(model.config),

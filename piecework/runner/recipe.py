@@ -138,9 +138,9 @@ def check_splitting_ops(names: Sequence[str]) -> None:
 
 
 def compiler_name(name: str, device: Device) -> str:
-    """Return the compiler's name, `auto` being the device's first; one that it lacks is a ConfigError."""
+    """Return the compiler's name, `auto` being the device's choice; one that it lacks is a ConfigError."""
     if name == "auto":
-        name = device.compilers[0]
+        name = device.default_compiler()
     kind = PREFIX.removesuffix(":") if name.startswith(PREFIX) else name
     if kind not in device.compilers:
         has = ", ".join(f"{PREFIX}<backend>" if c + ":" == PREFIX else c for c in device.compilers)

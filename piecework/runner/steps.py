@@ -21,11 +21,12 @@ class StepTeller:
     def tell(self, phase: Phase, sequences: int, tokens: int, seconds: float) -> None:
         """Tell of a step that has just run."""
         after = self._counters.snapshot()
-        eager, replays, padded = (
-            after[name] - self._before[name] for name in ("eager_runs", "replays", "padded_tokens")
-        )
+        names = ("chained_runs", "eager_runs", "replays", "padded_tokens")
+        chained, eager, replays, padded = (after[name] - self._before[name] for name in names)
         self._before = after
-        if eager:
+        if chained:
+            how = "one call"
+        elif eager:
             how = "eager pieces"
         else:
             mode = "full" if self._full and phase == "decode" and replays == 1 else "piecewise"

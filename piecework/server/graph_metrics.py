@@ -21,6 +21,7 @@ _EVENTS = {
     "captures": "Device graphs captured",
     "replays": "Device graphs replayed",
     "eager_runs": "Runs outside a graph",
+    "chained_runs": "Those of them that were one call of the device's library",
     "padded_tokens": "Rows computed for nothing, to fill a captured size",
     "recompiles": "Compilations after the start; there should be none",
 }

@@ -134,7 +134,8 @@ def test_a_buffer_that_is_reallocated_is_named(options):
     rig = Rig(options=options).capture()
     rig.check(rig.item(0, prompt(3)))
     rig.check(rig.item(0, [4]))
-    rig.cache.values[1] = rig.device.zeros(tuple(rig.cache.values[1].shape), torch.float32)
+    first, second, *rest = rig.cache.values
+    rig.cache.values = (first, rig.device.zeros(tuple(second.shape), torch.float32), *rest)
     with pytest.raises(CaptureError, match=r"values\.1 moved after capture"):
         rig.run(rig.item(0, [5]))
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from cli_run import Done, Run
 
+from piecework.native import library
+
 PAGE = Path(__file__).parents[2] / "docs" / "debugging.md"
 COMMAND = re.compile(r"^((?:PIECEWORK_DEBUG=\d )?piecework .*)$", re.MULTILINE)
 LINES = COMMAND.findall(PAGE.read_text(encoding="utf-8"))
@@ -53,8 +55,9 @@ def test_each_number_shows_one_layer_more(run: Run, tiny: Path, monkeypatch: pyt
     assert "traces 1, pieces 4, holes 3, distinct 3" in done.err
     assert "canonicalise           applied" in done.err
     assert "rms_norm = piecework::rms_norm(embedding, weight_1, 1e-05)  -> float32[T, 64]" in done.err
-    assert "def piece(" in done.err
-    assert re.search(r"\[5\] step 0 prefill: 1 sequences, 2 tokens, eager pieces, ", done.err)
+    assert ("def piece(" if library() is None else "rms_norm(x=o0, weight=i2, ") in done.err
+    how = "eager pieces" if library() is None else "one call"
+    assert re.search(rf"\[5\] step 0 prefill: 1 sequences, 2 tokens, {how}, ", done.err)
 
 
 def test_steps_tell_what_was_replayed(run: Run, tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:

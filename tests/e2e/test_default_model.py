@@ -8,6 +8,7 @@ from reference import compare_greedy, load_reference, nrmse
 
 from piecework import LLM
 from piecework.errors import ModelError
+from piecework.native import library
 from piecework.weights.source import resolve
 
 MODEL = "smollm2-135m"
@@ -51,6 +52,8 @@ def compare(reference, texts, alone, max_tokens):
         single = [llm.service.tokenizer.encode(text) for text in alone]
         batched = [r.token_ids for r in llm.generate(prompts, **greedy)]
         one_by_one = [llm.generate([p], **greedy)[0].token_ids for p in single]
+        counters = llm.service.runner.programs.counters
+    assert counters.chained_runs == (counters.eager_runs if library() is not None else 0)
     for outputs, of in ((batched, prompts), (one_by_one, single)):
         assert all(len(o) == max_tokens for o in outputs)
         found = compare_greedy(reference, of, outputs)

@@ -130,8 +130,9 @@ def test_what_goes_wrong_is_on_the_page(explained: Callable[..., Report]) -> Non
     skipped = PassEntry("other", "skipped", "not for cpu", 0, None, {}, 0, 0, 0.0, "bitwise", None, ())
     kind = replace(report.body.kinds[0], failure="no such luck")
     body = replace(report.body, passes=(refused, skipped), kinds=(kind, *report.body.kinds[1:]))
+    dropped = (("full", (2, 4), "no room"),)
     capture = CaptureReport(
-        "full", "eager", ("full",), ("eager",), 2, {"full": (1,)}, 1, 10, 5, 5, (("full", (2, 4), "no room"),)
+        "full", "eager", ("full",), ("eager",), 2, {"full": (1,)}, 1, 10, 5, 5, dropped, "run somehow"
     )
     page = report_page(replace(report, programs=(body,), capture=capture))
     for part in (
@@ -139,6 +140,7 @@ def test_what_goes_wrong_is_on_the_page(explained: Callable[..., Report]) -> Non
         "not for cpu",
         "no such luck",
         "no room",
+        "Steps outside graphs run somehow.",
         '<span class="chip bad">inf</span>',
     ):
         assert part in page, part

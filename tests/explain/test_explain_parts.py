@@ -51,7 +51,9 @@ def test_devices_of_other_packages_are_listed_with_why_they_do_not_load(
     (info / "entry_points.txt").write_text("[piecework.devices]\ntpu = no_such_module:Tpu\n")
     monkeypatch.syspath_prepend(tmp_path)
     found = {choice.name: choice for choice in devices()}
-    assert found["cpu"] == Choice("cpu", "piecework", "has no graphs; compilers eager, inductor, dynamo")
+    assert found["cpu"] == Choice(
+        "cpu", "piecework", "has no graphs; compilers native, eager, inductor, dynamo"
+    )
     assert found["sim"].note.startswith("captures graphs")
     assert found["tpu"].origin == "tpu-plugin"
     assert found["tpu"].note == "does not load: ModuleNotFoundError: No module named 'no_such_module'"
@@ -60,7 +62,7 @@ def test_devices_of_other_packages_are_listed_with_why_they_do_not_load(
 def test_compilers_say_whether_the_device_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     device = make_device("cpu")
     found = {choice.name: choice.note for choice in compilers(device)}
-    assert found["eager"] == "the default" and found["inductor"] == ""
+    assert found[device.default_compiler()] == "the default" and found["inductor"] == ""
     assert "inductor" in found["dynamo:<backend>"]
     device.compilers = ("inductor",)
     found = {choice.name: choice.note for choice in compilers(device)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from piecework.explain.programs import describe_program
 from piecework.explain.report import Report
 from piecework.explain.text import order_of, report_text
 from piecework.graph.program import Program
+from piecework.native import library
 
 Command = Callable[..., str]
 Explained = Callable[..., Report]
@@ -163,3 +165,22 @@ def failing_backend() -> None:
 
     if "failing_for_explain" not in list_backends():
         register_backend(failing_for_explain)
+
+
+@pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize(
+    ("name", "settings", "said"),
+    [
+        ("llama", {}, r"run as one call, of \d\d kernels"),
+        ("llama", {"compilation_config": {"chain": False}}, r"run piece by piece \(chain is false\)"),
+        ("qwen3_moe", {}, r"run piece by piece \(a piece is run by the compiler eager\)"),
+        ("llama", SIM, r"run piece by piece \(the device sim launches each piece\)"),
+    ],
+    ids=["native", "switched off", "experts", "sim"],
+)
+def test_it_says_how_steps_outside_graphs_run(
+    explained: Explained, name: str, settings: dict[str, Any], said: str
+) -> None:
+    report = explained(name, settings)
+    assert re.search(rf"^  steps outside graphs {said}$", report_text(report), re.MULTILINE)
+    assert re.search(rf"Steps outside graphs {said}\.", report_page(report))

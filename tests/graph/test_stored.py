@@ -100,12 +100,14 @@ def test_verified_passes_run_every_time(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "no piece", "no counts", "other weight", "unknown op", "no step", "no content"]
+    "damage", ["truncated", "no piece", "no counts", "other weight", "op", "kernel", "no step", "no content"]
 )
 def test_a_damaged_entry_is_told_and_made_again(
     folder: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    expected, _ = answer(folder, tmp_path)
+    compiler = "eager" if damage == "op" else "auto"
+    compilation = {"compile_cache_dir": str(tmp_path), "compiler": compiler}
+    expected, _ = answer(folder, tmp_path, compilation_config=compilation)
     for path in stored(tmp_path):
         content = json.loads(path.read_text())["content"]
         entry = {"sha256": _digest(content), "content": content}
@@ -121,18 +123,21 @@ def test_a_damaged_entry_is_told_and_made_again(
         elif damage == "other weight":
             weight = next(b for b in content["bindings"] if b[2] is not None)
             weight[2][0] = [1, 2, 3]
-        elif damage == "unknown op":
+        elif damage == "op":
             for piece in content["pieces"]:
                 piece["constants"]["gone"] = ["implementation", "no_such_op", "cpu"]
+        elif damage == "kernel":
+            for piece in content["pieces"]:
+                piece["plan"]["calls"][0][0] = "no_such_kernel"
         if damage != "no step":  # whoever wrote this meant it
             entry["sha256"] = _digest(content)
         text = json.dumps(entry)
         path.write_text(text[: len(text) // 2] if damage == "truncated" else text)
     with caplog.at_level(logging.WARNING):
-        tokens, counts = answer(folder, tmp_path)
+        tokens, counts = answer(folder, tmp_path, compilation_config=compilation)
     assert tokens == expected and counts["stored_programs"] == 0 and counts["traces"] == 1
     assert "made again" in caplog.text
-    assert answer(folder, tmp_path)[1]["stored_programs"] == 1
+    assert answer(folder, tmp_path, compilation_config=compilation)[1]["stored_programs"] == 1
 
 
 def test_a_body_without_its_head_keeps_its_counts(folder: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-// Runs attention and the linears on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
+// Runs attention, the linears and look-ups on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
 //
 // All tensors have exactly the bytes that a call may touch, so that one byte too far is found.
 #include <cmath>
@@ -6,15 +6,20 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
+#include <thread>
 #include <vector>
 
 #include "attention.h"
 #include "block_dot.h"
+#include "embedding.h"
 #include "linear.h"
+#include "run.h"
 
 extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
 extern "C" void piecework_linear(const piecework::LinearCall*);
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
+extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
+extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*);
 
 namespace {
 using namespace piecework;
@@ -73,6 +78,49 @@ void blocks(int64_t rows, int64_t outputs, int64_t count, int64_t kind) {
                              rows,         outputs,      inputs,  kind,         FLOAT32};
   piecework_linear_blocks(&call);
   for (size_t i = 0; i < y.size; ++i) expect(std::isfinite(y.data[i]), "linear_blocks");
+}
+
+void embedding() {
+  const int64_t ids[] = {4, 0, -1, 5, int64_t(1) << 60, 3};  // of 5, or of 8 in one group
+  auto table = random_values<float>(5 * 9);
+  Buffer<float> y(6 * 7), z(6 * 64);
+  const EmbeddingCall call{ids, table.data.get(), y.data.get(), 6, 7 * 4, 9 * 4, 5};
+  piecework_embedding(&call);
+  for (int64_t kind : {Q4_0, Q4_1, Q8_0}) {
+    Buffer<uint8_t> w(2 * kind);
+    const BlockEmbeddingCall blocks{ids, w.data.get(), z.data.get(), 6, 64, 1, kind, FLOAT32};
+    piecework_embedding_blocks(&blocks);
+    expect(z.data[0] == 0 && std::isnan(z.data[2 * 64]) && z.data[3 * 64] == 0, "embedding_blocks");
+  }
+  expect(y.data[0] == table.data[4 * 9] && std::isnan(y.data[2 * 7]) && std::isnan(y.data[3 * 7]), "embedding");
+}
+
+struct Copy {
+  const char* from;
+  char* to;
+  int64_t size;
+};
+
+void copy(const void* call) {
+  const Copy& c = *static_cast<const Copy*>(call);
+  for (int64_t i = 0; i < c.size; ++i) c.to[i] = char(c.from[i] + 1);
+}
+
+// Two calls with memory between them, 64 + 3 * tokens bytes of it, on several threads.
+void pieces() {
+  const Field fields[] = {{FIRST, 0, 1},      {ARENA, 0, 64}, {NUMBER, 3, 0},
+                          {ARENA, 0, 64}, {FIRST + 1, 0, 0},  {NUMBER, 3, 0}};
+  const Step steps[] = {{copy, fields, 3}, {copy, fields + 3, 3}};
+  auto run = [&](int64_t tokens) {
+    Buffer<char> x(3 * tokens + 1), y(3 * tokens);
+    for (size_t i = 0; i < x.size; ++i) x.data[i] = char(i);
+    const int64_t buffers[] = {int64_t(x.data.get()), int64_t(y.data.get())};
+    expect(piecework_run(steps, 2, buffers, tokens, 64 + 3 * tokens) == 0, "piecework_run");
+    for (size_t i = 0; i < y.size; ++i) expect(y.data[i] == char(i + 3), "what a piece copies");
+  };
+  std::vector<std::thread> threads;
+  for (int64_t first : {1, 40, 7}) threads.emplace_back([=] { for (int64_t t : {0, 5, 900}) run(first + t); });
+  for (auto& thread : threads) thread.join();
 }
 
 template <typename T>
@@ -144,5 +192,7 @@ int main() {
   for (int64_t kind : {Q4_0, Q4_1, Q8_0})
     for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
   blocks(40, 200, 9, Q4_1);
+  embedding();
+  pieces();
   std::printf("ok\n");
 }

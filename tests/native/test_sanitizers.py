@@ -1,4 +1,4 @@
-"""Attention and the linears in a program of their own, under the sanitizers."""
+"""Attention, the linears and look-ups in a program of their own, under the sanitizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piecework.native import toolchain
 from piecework.native.library import SOURCES
 
 HERE = Path(__file__).parent
-KERNELS = [SOURCES / f"{name}.cpp" for name in ("attention", "linear", "block_linear")]
+KERNELS = [SOURCES / f"{name}.cpp" for name in ("attention", "linear", "block_linear", "embedding", "run")]
 compiler = toolchain.compiler()
 
 

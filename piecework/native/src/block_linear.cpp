@@ -11,6 +11,8 @@ namespace piecework {
 namespace {
 
 constexpr int ROWS = 4;             // of x at a time
+constexpr int64_t TILE = 16;        // groups of weights that a thread takes
+constexpr int STREAMS = 4;          // of them that are read at once
 constexpr int64_t SMALL = 1 << 16;  // products, below which other threads aren't woken
 
 // Rows of x as int8, and for each block of 32 channels its scale and its scaled sum.
@@ -36,32 +38,32 @@ void quantise_row(const T* x, int64_t blocks, int8_t* values, float* scales, flo
   }
 }
 
-// y [ROWS_][8] of one group of weights.
-template <int64_t KIND, int ROWS_>
-void group_rows(const uint8_t* w, int64_t blocks, const int8_t* x, const float* scales, const float* sums,
-                float* y) {
-  Lanes total[ROWS_];
-  for (int m = 0; m < ROWS_; ++m) total[m] = no_lanes();
-  for (int64_t b = 0; b < blocks; ++b, w += KIND) {
-    __builtin_prefetch(w + 4 * KIND);
-    __builtin_prefetch(w + 4 * KIND + 64);
-    if (KIND >= 160) __builtin_prefetch(w + 4 * KIND + 128);
-    if (KIND == Q8_0) __builtin_prefetch(w + 4 * KIND + 192);
-    const Lanes scale = lanes_of(w);
-    Integers products[ROWS_];
-    if constexpr (KIND == Q8_0)
-      products_8bit<ROWS_>(w + 16, x + b * BLOCK, blocks * BLOCK, products);
-    else
-      products_4bit<ROWS_>(w + (KIND == Q4_1 ? 32 : 16), x + b * BLOCK, blocks * BLOCK, products);
-    for (int m = 0; m < ROWS_; ++m) {
-      total[m] = add_product(total[m], to_lanes(products[m]), times(scale, scales[m * blocks + b]));
-      if constexpr (KIND == Q4_1)
-        total[m] = add_product(total[m], lanes_of(w + 16), all_lanes(sums[m * blocks + b]));
-      if constexpr (KIND == Q4_0)
-        total[m] = add_product(total[m], scale, all_lanes(-8 * sums[m * blocks + b]));
+// y [STREAMS][ROWS_][8] of groups of weights that lie `apart` bytes from one another: a processor fetches a few
+// streams of memory faster than one.
+template <int64_t KIND, int ROWS_, int STREAMS>
+void group_rows(const uint8_t* w, int64_t apart, int64_t blocks, const int8_t* x, const float* scales,
+                const float* sums, float* y) {
+  Lanes total[STREAMS][ROWS_];
+  for (int s = 0; s < STREAMS; ++s)
+    for (int m = 0; m < ROWS_; ++m) total[s][m] = no_lanes();
+  for (int64_t b = 0; b < blocks; ++b, w += KIND)
+    for (int s = 0; s < STREAMS; ++s) {
+      const uint8_t* block = w + s * apart;
+      const Lanes scale = lanes_of(block);
+      Integers products[ROWS_];
+      if constexpr (KIND == Q8_0)
+        products_8bit<ROWS_>(block + 16, x + b * BLOCK, blocks * BLOCK, products);
+      else
+        products_4bit<ROWS_>(block + (KIND == Q4_1 ? 32 : 16), x + b * BLOCK, blocks * BLOCK, products);
+      for (int m = 0; m < ROWS_; ++m) {
+        Lanes& sum = total[s][m];
+        sum = add_product(sum, to_lanes(products[m]), times(scale, scales[m * blocks + b]));
+        if constexpr (KIND == Q4_1) sum = add_product(sum, lanes_of(block + 16), all_lanes(sums[m * blocks + b]));
+        if constexpr (KIND == Q4_0) sum = add_product(sum, scale, all_lanes(-8 * sums[m * blocks + b]));
+      }
     }
-  }
-  for (int m = 0; m < ROWS_; ++m) store_lanes(y + m * GROUP, total[m]);
+  for (int s = 0; s < STREAMS; ++s)
+    for (int m = 0; m < ROWS_; ++m) store_lanes(y + (s * ROWS + m) * GROUP, total[s][m]);
 }
 
 template <typename T>
@@ -75,25 +77,36 @@ void finish(const BlockLinearCall& call, const float* y, int64_t row, int rows, 
   }
 }
 
+// Groups `first`, `first` + apart, ... for up to ROWS rows of x from `m` on.
+template <typename T, int64_t KIND, int STREAMS>
+void some_groups(const BlockLinearCall& call, const Quantised& x, int64_t m, int64_t first, int64_t apart) {
+  const int64_t blocks = call.inputs / BLOCK;
+  const uint8_t* w = call.packed + first * blocks * KIND;
+  const int64_t bytes = apart * blocks * KIND;
+  const int8_t* values = &x.values[m * call.inputs];
+  const float *scales = &x.scales[m * blocks], *sums = &x.sums[m * blocks];
+  const int rows = int(std::min<int64_t>(ROWS, call.rows - m));
+  float y[STREAMS * ROWS * GROUP];
+  switch (rows) {
+    case 1: group_rows<KIND, 1, STREAMS>(w, bytes, blocks, values, scales, sums, y); break;
+    case 2: group_rows<KIND, 2, STREAMS>(w, bytes, blocks, values, scales, sums, y); break;
+    case 3: group_rows<KIND, 3, STREAMS>(w, bytes, blocks, values, scales, sums, y); break;
+    default: group_rows<KIND, ROWS, STREAMS>(w, bytes, blocks, values, scales, sums, y);
+  }
+  for (int s = 0; s < STREAMS; ++s) finish<T>(call, y + s * ROWS * GROUP, m, rows, (first + s * apart) * GROUP);
+}
+
 template <typename T, int64_t KIND>
 void run_kind(const BlockLinearCall& call, const Quantised& x) {
-  const int64_t blocks = call.inputs / BLOCK, groups = (call.outputs + GROUP - 1) / GROUP;
-#pragma omp parallel for schedule(dynamic, 4) if (call.rows * call.outputs * call.inputs > SMALL)
-  for (int64_t g = 0; g < groups; ++g) {
-    const uint8_t* w = call.packed + g * blocks * KIND;
-    float y[ROWS * GROUP];
-    for (int64_t m = 0; m < call.rows; m += ROWS) {
-      const int8_t* values = &x.values[m * call.inputs];
-      const float *scales = &x.scales[m * blocks], *sums = &x.sums[m * blocks];
-      const int rows = int(std::min<int64_t>(ROWS, call.rows - m));
-      switch (rows) {
-        case 1: group_rows<KIND, 1>(w, blocks, values, scales, sums, y); break;
-        case 2: group_rows<KIND, 2>(w, blocks, values, scales, sums, y); break;
-        case 3: group_rows<KIND, 3>(w, blocks, values, scales, sums, y); break;
-        default: group_rows<KIND, ROWS>(w, blocks, values, scales, sums, y);
-      }
-      finish<T>(call, y, m, rows, g * GROUP);
-    }
+  const int64_t groups = (call.outputs + GROUP - 1) / GROUP, tiles = (groups + TILE - 1) / TILE;
+#pragma omp parallel for schedule(dynamic, 1) if (call.rows * call.outputs * call.inputs > SMALL)
+  for (int64_t t = 0; t < tiles; ++t) {
+    const int64_t from = t * TILE, to = std::min(groups, from + TILE);
+    const int64_t apart = (to - from) / STREAMS;
+    for (int64_t g = from; g < from + apart; ++g)
+      for (int64_t m = 0; m < call.rows; m += ROWS) some_groups<T, KIND, STREAMS>(call, x, m, g, apart);
+    for (int64_t g = from + apart * STREAMS; g < to; ++g)
+      for (int64_t m = 0; m < call.rows; m += ROWS) some_groups<T, KIND, 1>(call, x, m, g, 0);
   }
 }
 

@@ -1,8 +1,20 @@
 // silu_and_mul, alone and with quantisation behind it, and quantisation alone.
-// Row r of an input lies at r * stride; outputs are contiguous.
 #include "rows.h"
 
 namespace piecework {
+
+// Row r of x lies at r * stride; outputs are contiguous. Quantised by a given scale, by each row's own, or
+// (of the gate only) not at all. All fields are 8 bytes, so that there are no gaps.
+struct QuantizeCall {
+  const void* x;        // [rows][size], of the gate [rows][2 * size]
+  void* out;            // [rows][size], of int8 where it is quantised
+  const float* scale;   // [1], or null
+  const float* offset;  // [1], or null
+  float* row_scale;     // [rows], or null
+  int64_t rows, size, stride;
+  int64_t type;  // of x
+};
+
 namespace {
 
 // x / (1 + e^-x), with no power of e above 1.
@@ -20,6 +32,14 @@ inline void gate_row(const T* x, int64_t size, U* row) {
   });
 }
 
+void finish_row(const QuantizeCall& c, const float* row, int64_t r) {
+  int8_t* to = (int8_t*)c.out + r * c.size;
+  if (c.scale)
+    quantize_row(row, c.size, {c.scale, c.offset}, to);
+  else
+    c.row_scale[r] = quantize_row(row, c.size, to);
+}
+
 constexpr int64_t GATE_COST = 4;  // of an element, in those of a copy
 
 }  // namespace
@@ -29,59 +49,26 @@ using namespace piecework;
 
 extern "C" {
 
-void piecework_silu_and_mul(int32_t type, const void* x, void* out, int64_t rows, int64_t size,
-                            int64_t stride) {
-  with_type(type, [=](auto t) {
+void piecework_silu_and_mul(const QuantizeCall* call) {
+  with_type(call->type, [=](auto t) {
     using T = decltype(t);
-    for_rows(rows, GATE_COST * size,
-             [=](int64_t r) { gate_row((const T*)x + r * stride, size, (T*)out + r * size); });
-  });
-}
-
-void piecework_silu_mul_quant(int32_t type, const void* x, const float* scale, const float* offset,
-                              int8_t* out, int64_t rows, int64_t size, int64_t stride) {
-  with_type(type, [=](auto t) {
-    using T = decltype(t);
-    for_rows(rows, GATE_COST * size, [=](int64_t r) {
-      float* row = scratch_row(size);
-      gate_row((const T*)x + r * stride, size, row);
-      quantize_row(row, size, {scale, offset}, out + r * size);
+    for_rows(call->rows, GATE_COST * call->size, [c = *call](int64_t r) {
+      const T* x = (const T*)c.x + r * c.stride;
+      if (!c.scale && !c.row_scale) return gate_row(x, c.size, (T*)c.out + r * c.size);
+      float* row = scratch_row(c.size);
+      gate_row(x, c.size, row);
+      finish_row(c, row, r);
     });
   });
 }
 
-void piecework_silu_mul_dynamic_quant(int32_t type, const void* x, int8_t* out, float* row_scale, int64_t rows,
-                                      int64_t size, int64_t stride) {
-  with_type(type, [=](auto t) {
+void piecework_quantize(const QuantizeCall* call) {
+  with_type(call->type, [=](auto t) {
     using T = decltype(t);
-    for_rows(rows, GATE_COST * size, [=](int64_t r) {
-      float* row = scratch_row(size);
-      gate_row((const T*)x + r * stride, size, row);
-      row_scale[r] = quantize_row(row, size, out + r * size);
-    });
-  });
-}
-
-void piecework_quantize(int32_t type, const void* x, const float* scale, const float* offset, int8_t* out,
-                        int64_t rows, int64_t size, int64_t stride) {
-  with_type(type, [=](auto t) {
-    using T = decltype(t);
-    for_rows(rows, size, [=](int64_t r) {
-      float* row = scratch_row(size);
-      widen_row((const T*)x + r * stride, size, row);
-      quantize_row(row, size, {scale, offset}, out + r * size);
-    });
-  });
-}
-
-void piecework_dynamic_quantize(int32_t type, const void* x, int8_t* out, float* row_scale, int64_t rows,
-                                int64_t size, int64_t stride) {
-  with_type(type, [=](auto t) {
-    using T = decltype(t);
-    for_rows(rows, size, [=](int64_t r) {
-      float* row = scratch_row(size);
-      widen_row((const T*)x + r * stride, size, row);
-      row_scale[r] = quantize_row(row, size, out + r * size);
+    for_rows(call->rows, call->size, [c = *call](int64_t r) {
+      float* row = scratch_row(c.size);
+      widen_row((const T*)c.x + r * c.stride, c.size, row);
+      finish_row(c, row, r);
     });
   });
 }

@@ -50,45 +50,35 @@ struct Int8Dot {
 #endif
   static __m256i inputs(const Packed* x) { return _mm256_loadu_si256((const __m256i*)x); }
 
-  // c[m][n] = x[m] . w[n] for M packed rows and N rows of k weights.
+  // c[m][n * apart] = x[m] . w[n * apart] for M packed rows and N rows of k weights.
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
+                    int64_t c_stride) {
     __m256i sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = _mm256_setzero_si256();
     const int64_t whole = k / STEP * STEP;
-    // Weights come from memory fastest in the order in which they lie; several rows share each that is read.
-    if constexpr (M == 1)
-      for (int n = 0; n < N; ++n)
-        for (int64_t i = 0; i < whole; i += STEP) sums[n] = add(sums[n], weights(w + n * k + i), inputs(x + i));
-    else
-      for (int64_t i = 0; i < whole; i += STEP) {
-        __m256i row[M];
-        for (int m = 0; m < M; ++m) row[m] = inputs(x + m * x_stride + i);
-        for (int n = 0; n < N; ++n) {
-          const __m256i y = weights(w + n * k + i);
-          for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, row[m]);
-        }
+    for (int64_t i = 0; i < whole; i += STEP) {
+      __m256i row[M];
+      for (int m = 0; m < M; ++m) row[m] = inputs(x + m * x_stride + i);
+      for (int n = 0; n < N; ++n) {
+        const __m256i y = weights(w + n * apart * k + i);
+        for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, row[m]);
       }
+    }
     if (whole < k)
       for (int n = 0; n < N; ++n) {
         int8_t tail[STEP] = {};  // its products with the row's own zeros are zero whatever is here
-        std::memcpy(tail, w + n * k + whole, size_t(k - whole));
+        std::memcpy(tail, w + n * apart * k + whole, size_t(k - whole));
         const __m256i y = weights(tail);
         for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, inputs(x + m * x_stride + whole));
       }
-    if constexpr (N == 4) {
-      for (int m = 0; m < M; ++m) store_sums(sums + m * N, c + m * c_stride);
-    } else if constexpr (M == 4 && N == 2) {
-      int32_t found[4];
-      for (int m = 0; m < M; m += 2) {
-        store_sums(sums + m * N, found);
-        std::memcpy(c + m * c_stride, found, 8);
-        std::memcpy(c + (m + 1) * c_stride, found + 2, 8);
-      }
-    } else {
-      for (int m = 0; m < M; ++m)
-        for (int n = 0; n < N; ++n) c[m * c_stride + n] = lane_sum(sums[m * N + n]);
-    }
+    int32_t found[M * N];
+    if constexpr (M * N % 4 == 0)
+      for (int i = 0; i < M * N; i += 4) store_sums(sums + i, found + i);
+    else
+      for (int i = 0; i < M * N; ++i) found[i] = lane_sum(sums[i]);
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) c[m * c_stride + n * apart] = found[m * N + n];
   }
 };
 
@@ -101,13 +91,14 @@ struct Int8Dot {
   static constexpr uint32_t SHIFT = 0;
 
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
+                    int64_t c_stride) {
     for (int n = 0; n < N; ++n) {
-      const int8_t* y = w + n * k;
+      const int8_t* y = w + n * apart * k;
       int32_t sums[M] = {};
       for (int m = 0; m < M; ++m)
         for (int64_t i = 0; i < k; ++i) sums[m] += int32_t(x[m * x_stride + i]) * y[i];
-      for (int m = 0; m < M; ++m) c[m * c_stride + n] = sums[m];
+      for (int m = 0; m < M; ++m) c[m * c_stride + n * apart] = sums[m];
     }
   }
 };

@@ -21,43 +21,40 @@ struct FloatDot {
   static constexpr int STEP = LANES, COLUMNS = 2;
 
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t k, Sum* c, int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
+                    int64_t c_stride) {
     floats sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = floats{};
-    if constexpr (M == 1)  // in the order in which weights lie, as in Int8Dot
-      for (int n = 0; n < N; ++n)
-        each(k, [&](int64_t i, auto lanes) { sums[n] += load(x + i) * load(w + n * k + i, lanes); });
-    else
-      each(k, [&](int64_t i, auto lanes) {
-        for (int n = 0; n < N; ++n) {
-          const floats y = load(w + n * k + i, lanes);
-          for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
-        }
-      });
-    float found[4];
-    if constexpr (M * N % 4 == 0) {
-      for (int i = 0; i < M * N; i += 4) {
-        store_sums(sums + i, found);
-        for (int j = 0; j < 4; ++j) c[(i + j) / N * c_stride + (i + j) % N] = found[j];
+    each(k, [&](int64_t i, auto lanes) {
+      for (int n = 0; n < N; ++n) {
+        const floats y = load(w + n * apart * k + i, lanes);
+        for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
       }
-    } else {
-      for (int i = 0; i < M * N; ++i) c[i / N * c_stride + i % N] = sum(sums[i]);
-    }
+    });
+    float found[M * N];
+    if constexpr (M * N % 4 == 0)
+      for (int i = 0; i < M * N; i += 4) store_sums(sums + i, found + i);
+    else
+      for (int i = 0; i < M * N; ++i) found[i] = sum(sums[i]);
+    for (int m = 0; m < M; ++m)
+      for (int n = 0; n < N; ++n) c[m * c_stride + n * apart] = found[m * N + n];
   }
 };
 
-}  // namespace
-}  // namespace piecework
-
-using namespace piecework;
-
-extern "C" {
+// The bias as floats; those of another type are widened into the calling thread's memory.
+const float* widened(const void* bias, int64_t type, int64_t n) {
+  if (!bias || type == FLOAT32) return (const float*)bias;
+  thread_local std::vector<float> memory;
+  if (int64_t(memory.size()) < n) memory.resize(size_t(n));
+  with_type(type, [=](auto t) { widen_row((const decltype(t)*)bias, n, memory.data()); });
+  return memory.data();
+}
 
 // out [rows][n] = (x w^T + quant_bias) * scale * x_scale + bias; x int8 with rows `stride` apart.
 // x_scale [rows], quant_bias [n] and bias [n] may be null.
-void piecework_linear_w8a8(int32_t type, const int8_t* x, const int8_t* w, const float* scale,
-                           const float* x_scale, const int32_t* quant_bias, const float* bias, void* out,
-                           int64_t rows, int64_t n, int64_t k, int64_t stride) {
+void linear_w8a8(int64_t type, const int8_t* x, const int8_t* w, const float* scale,
+                 const float* x_scale, const int32_t* quant_bias, const float* bias, void* out,
+                 int64_t rows, int64_t n, int64_t k, int64_t stride) {
   using Packed = Int8Dot::Packed;
   const int64_t width = whole_steps(k, Int8Dot::STEP);
   Packed* packed = scratch_rows<Packed>(rows * width);
@@ -89,8 +86,8 @@ void piecework_linear_w8a8(int32_t type, const int8_t* x, const int8_t* w, const
 }
 
 // out [rows][n] = (x w^T) * scale + bias; x of `type` with rows `stride` apart. bias [n] may be null.
-void piecework_linear_w8(int32_t type, const void* x, const int8_t* w, const float* scale, const float* bias,
-                         void* out, int64_t rows, int64_t n, int64_t k, int64_t stride) {
+void linear_w8(int64_t type, const void* x, const int8_t* w, const float* scale, const float* bias,
+               void* out, int64_t rows, int64_t n, int64_t k, int64_t stride) {
   const int64_t width = whole_steps(k, FloatDot::STEP);
   float* packed = scratch_rows<float>(rows * width);
   with_type(type, [=](auto t) {
@@ -110,4 +107,41 @@ void piecework_linear_w8(int32_t type, const void* x, const int8_t* w, const flo
   });
 }
 
-}  // extern "C"
+}  // namespace
+
+// All fields are 8 bytes, so that there are no gaps. What they mean is said above.
+struct W8A8Call {
+  const int8_t* x;
+  const int8_t* weight;
+  const float* scale;
+  const float* x_scale;
+  const int32_t* quant_bias;
+  const void* bias;
+  void* out;
+  int64_t rows, outputs, inputs, x_stride;
+  int64_t type, bias_type;
+};
+
+struct W8Call {
+  const void* x;
+  const int8_t* weight;
+  const float* scale;
+  const void* bias;
+  void* out;
+  int64_t rows, outputs, inputs, x_stride;
+  int64_t type, bias_type;
+};
+
+}  // namespace piecework
+
+using namespace piecework;
+
+extern "C" void piecework_linear_w8a8(const W8A8Call* c) {
+  linear_w8a8(c->type, c->x, c->weight, c->scale, c->x_scale, c->quant_bias,
+              widened(c->bias, c->bias_type, c->outputs), c->out, c->rows, c->outputs, c->inputs, c->x_stride);
+}
+
+extern "C" void piecework_linear_w8(const W8Call* c) {
+  linear_w8(c->type, c->x, c->weight, c->scale, widened(c->bias, c->bias_type, c->outputs), c->out, c->rows,
+            c->outputs, c->inputs, c->x_stride);
+}

@@ -11,8 +11,9 @@ namespace piecework {
 namespace {
 
 constexpr int ROWS = 48;          // of x in a tile: they and the tile's columns share a core's second cache
-constexpr int COLUMNS = 32;       // of a tile
-constexpr int FEW_ROWS = 6;       // up to so many, 16-bit weights are widened in registers
+constexpr int COLUMNS = 64;       // of a tile at most
+constexpr int COLUMNS_OF_MANY = 32;  // of a tile where there are more than FEW_ROWS
+constexpr int FEW_ROWS = 16;      // up to so many, 16-bit weights are widened in registers
 constexpr int64_t SMALL = 1 << 15;  // products, below which other threads aren't woken
 
 template <typename T>
@@ -52,10 +53,11 @@ void columns_of(const LinearCall& call, const typename P::X* x, int64_t x_stride
 // f(first, columns) for all columns, by all threads.
 template <typename F>
 void over_columns(const LinearCall& call, F f) {
-  const int64_t tiles = (call.outputs + COLUMNS - 1) / COLUMNS;
+  const int64_t columns = call.rows <= FEW_ROWS ? COLUMNS : COLUMNS_OF_MANY;
+  const int64_t tiles = (call.outputs + columns - 1) / columns;
 #pragma omp parallel for schedule(dynamic, 1) if (call.rows * call.outputs * call.inputs > SMALL)
   for (int64_t i = 0; i < tiles; ++i)
-    f(i * COLUMNS, int(std::min<int64_t>(COLUMNS, call.outputs - i * COLUMNS)));
+    f(i * columns, int(std::min(columns, call.outputs - i * columns)));
 }
 
 template <typename T>

@@ -61,19 +61,15 @@ struct Tail {
   }
 };
 
-// Four columns of y for ROWS rows over `depth` channels; added to y or in place of it.
-// `ahead` is where the four rows of w that come next lie, as far behind these: they are asked for early.
+// Four columns of y, `apart` from one another, for ROWS rows over `depth` channels; added to y or in place of it.
 template <typename P, typename W, int ROWS>
-inline void dot_rows(const typename P::X* x, int64_t x_stride, const W* const* w, int64_t ahead, int depth,
-                     float* y, int y_stride, bool add) {
+inline void dot_rows(const typename P::X* x, int64_t x_stride, const W* const* w, int depth, float* y,
+                     int y_stride, int apart, bool add) {
   floats sums[ROWS][COLUMNS_AT_ONCE];
   for (int m = 0; m < ROWS; ++m)
     for (int n = 0; n < COLUMNS_AT_ONCE; ++n) sums[m][n] = floats{};
-  constexpr int LINE = 64 / int(sizeof(W));
   int k = 0;
   for (; k + P::STEP <= depth; k += P::STEP) {
-    if (ROWS == 1 && k % LINE == 0)
-      for (int n = 0; n < COLUMNS_AT_ONCE; ++n) __builtin_prefetch(w[n] + ahead + k);
     typename P::Part part[ROWS];
     for (int m = 0; m < ROWS; ++m) part[m] = P::x(x + m * x_stride + k);
     for (int n = 0; n < COLUMNS_AT_ONCE; ++n) {
@@ -94,40 +90,42 @@ inline void dot_rows(const typename P::X* x, int64_t x_stride, const W* const* w
     float found[COLUMNS_AT_ONCE];
     store_sums(sums[m], found);
     float* to = y + int64_t(m) * y_stride;
-    for (int n = 0; n < COLUMNS_AT_ONCE; ++n) to[n] = add ? to[n] + found[n] : found[n];
+    for (int n = 0; n < COLUMNS_AT_ONCE; ++n) to[n * apart] = add ? to[n * apart] + found[n] : found[n];
   }
 }
 
 template <typename P, typename W, int ROWS>
-inline void dot_rest(int rows, const typename P::X* x, int64_t x_stride, const W* const* w, int64_t ahead,
-                     int depth, float* y, int y_stride, bool add) {
+inline void dot_rest(int rows, const typename P::X* x, int64_t x_stride, const W* const* w, int depth, float* y,
+                     int y_stride, int apart, bool add) {
   if (rows == ROWS)
-    dot_rows<P, W, ROWS>(x, x_stride, w, ahead, depth, y, y_stride, add);
+    dot_rows<P, W, ROWS>(x, x_stride, w, depth, y, y_stride, apart, add);
   else if constexpr (ROWS > 1)
-    dot_rest<P, W, ROWS - 1>(rows, x, x_stride, w, ahead, depth, y, y_stride, add);
+    dot_rest<P, W, ROWS - 1>(rows, x, x_stride, w, depth, y, y_stride, apart, add);
 }
 
 // Channels of a pass: then four rows of w and ROWS_AT_ONCE of x stay in the nearest cache.
 constexpr int DEPTH = 1024;
 
 // y [rows][columns] = x w^T; y has room for a multiple of four columns in each row.
+// The four columns that are taken at once lie a quarter of the tile apart: so each quarter is read from its
+// beginning to its end, and a processor follows four such streams where it loses track of short ones.
 template <typename P, typename W>
 void dot_tile(const typename P::X* x, int64_t x_stride, int rows, const W* w, int64_t w_stride, int columns,
               int depth, float* y, int y_stride) {
   const int passes = std::max(1, (depth + DEPTH - 1) / DEPTH);
   const int pass = ((depth + passes - 1) / passes + 63) / 64 * 64;
-  for (int k = 0; k == 0 || k < depth; k += pass) {
-    const int part = std::min(pass, depth - k);
-    for (int n = 0; n < columns; n += COLUMNS_AT_ONCE) {
+  const int apart = (columns + COLUMNS_AT_ONCE - 1) / COLUMNS_AT_ONCE;
+  for (int n = 0; n < apart; ++n) {
+    for (int k = 0; k == 0 || k < depth; k += pass) {
+      const int part = std::min(pass, depth - k);
       const W* four[COLUMNS_AT_ONCE];  // the last column again where there are fewer
-      for (int i = 0; i < COLUMNS_AT_ONCE; ++i) four[i] = w + std::min(n + i, columns - 1) * w_stride + k;
-      const int64_t ahead = COLUMNS_AT_ONCE * w_stride;
+      for (int i = 0; i < COLUMNS_AT_ONCE; ++i) four[i] = w + std::min(n + i * apart, columns - 1) * w_stride + k;
       int m = 0;
       for (; m + ROWS_AT_ONCE <= rows; m += ROWS_AT_ONCE)
-        dot_rows<P, W, ROWS_AT_ONCE>(x + m * x_stride + k, x_stride, four, ahead, part, y + m * y_stride + n, y_stride,
-                                     k > 0);
-      dot_rest<P, W, ROWS_AT_ONCE - 1>(rows - m, x + m * x_stride + k, x_stride, four, ahead, part,
-                                       y + m * y_stride + n, y_stride, k > 0);
+        dot_rows<P, W, ROWS_AT_ONCE>(x + m * x_stride + k, x_stride, four, part, y + m * y_stride + n, y_stride,
+                                     apart, k > 0);
+      dot_rest<P, W, ROWS_AT_ONCE - 1>(rows - m, x + m * x_stride + k, x_stride, four, part, y + m * y_stride + n,
+                                       y_stride, apart, k > 0);
     }
   }
 }

@@ -62,49 +62,69 @@ inline void norm_turn_heads(const T* x, const T* weight, const T* bias, float ep
 }
 
 }  // namespace
+
+// Token t's head h of q lies at t * q_row + h * q_step, and so for k; outputs are contiguous.
+// All fields are 8 bytes, so that there are no gaps.
+struct RotaryCall {
+  const int64_t* positions;  // [tokens]
+  const void *q, *k;
+  const float* cos_sin;
+  void *q_out, *k_out;
+  int64_t tokens, heads, kv_heads, size, half, q_row, q_step, k_row, k_step, interleaved;
+  int64_t type;  // of q and k
+};
+
+// Token t's heads lie at t * row: those of q, of k, of v. Weights null: no norms.
+struct SplitRopeCall {
+  const void* qkv;
+  const int64_t* positions;  // [tokens]
+  const float* cos_sin;
+  void *q, *k, *v;
+  const void *q_weight, *k_weight, *q_bias, *k_bias;  // [size], or null
+  int64_t tokens, heads, kv_heads, size, half, row, interleaved;
+  int64_t type;  // of qkv and the weights
+  double eps;
+};
+
 }  // namespace piecework
 
 using namespace piecework;
 
 extern "C" {
 
-// Token t's head h of q lies at t * q_row + h * q_step, and so for k; outputs are contiguous.
-void piecework_rotary(int32_t type, const int64_t* positions, const void* q, const void* k,
-                      const float* cos_sin, int32_t interleaved, void* q_out, void* k_out, int64_t tokens,
-                      int64_t heads, int64_t kv_heads, int64_t size, int64_t half, int64_t q_row,
-                      int64_t q_step, int64_t k_row, int64_t k_step) {
-  with_type(type, [=](auto t) {
+void piecework_rotary(const RotaryCall* call) {
+  with_type(call->type, [=](auto t) {
     using T = decltype(t);
-    const Angles angles{cos_sin, positions, half, interleaved != 0};
-    for_rows(tokens, (heads + kv_heads) * size, [=](int64_t i) {
-      turn_heads((const T*)q + i * q_row, q_step, heads, size, i, angles, (T*)q_out + i * heads * size);
-      turn_heads((const T*)k + i * k_row, k_step, kv_heads, size, i, angles, (T*)k_out + i * kv_heads * size);
+    for_rows(call->tokens, (call->heads + call->kv_heads) * call->size, [c = *call](int64_t i) {
+      const Angles angles{c.cos_sin, c.positions, c.half, c.interleaved != 0};
+      T* q_out = (T*)c.q_out + i * c.heads * c.size;
+      T* k_out = (T*)c.k_out + i * c.kv_heads * c.size;
+      turn_heads((const T*)c.q + i * c.q_row, c.q_step, c.heads, c.size, i, angles, q_out);
+      turn_heads((const T*)c.k + i * c.k_row, c.k_step, c.kv_heads, c.size, i, angles, k_out);
     });
   });
 }
 
-// Token t's heads lie at t * row: those of q, of k, of v. Weights null: no norms.
-void piecework_split_qkv_rope(int32_t type, const void* qkv, int64_t row, const int64_t* positions,
-                              const float* cos_sin, int64_t half, int32_t interleaved, int64_t tokens,
-                              int64_t heads, int64_t kv_heads, int64_t size, void* q, void* k, void* v,
-                              const void* q_weight, const void* k_weight, const void* q_bias,
-                              const void* k_bias, float eps) {
-  with_type(type, [=](auto t) {
+void piecework_split_qkv_rope(const SplitRopeCall* call) {
+  with_type(call->type, [=](auto t) {
     using T = decltype(t);
-    const Angles angles{cos_sin, positions, half, interleaved != 0};
-    for_rows(tokens, (heads + 2 * kv_heads) * size, [=](int64_t i) {
-      const T* x = (const T*)qkv + i * row;
-      const T* x_k = x + heads * size;
-      T* out_q = (T*)q + i * heads * size;
-      T* out_k = (T*)k + i * kv_heads * size;
-      if (q_weight) {
-        norm_turn_heads(x, (const T*)q_weight, (const T*)q_bias, eps, heads, size, i, angles, out_q);
-        norm_turn_heads(x_k, (const T*)k_weight, (const T*)k_bias, eps, kv_heads, size, i, angles, out_k);
+    for_rows(call->tokens, (call->heads + 2 * call->kv_heads) * call->size, [c = *call](int64_t i) {
+      const Angles angles{c.cos_sin, c.positions, c.half, c.interleaved != 0};
+      const int64_t size = c.size;
+      const T* x = (const T*)c.qkv + i * c.row;
+      const T* x_k = x + c.heads * size;
+      T* q = (T*)c.q + i * c.heads * size;
+      T* k = (T*)c.k + i * c.kv_heads * size;
+      if (c.q_weight) {
+        const float eps = float(c.eps);
+        norm_turn_heads(x, (const T*)c.q_weight, (const T*)c.q_bias, eps, c.heads, size, i, angles, q);
+        norm_turn_heads(x_k, (const T*)c.k_weight, (const T*)c.k_bias, eps, c.kv_heads, size, i, angles, k);
       } else {
-        turn_heads(x, size, heads, size, i, angles, out_q);
-        turn_heads(x_k, size, kv_heads, size, i, angles, out_k);
+        turn_heads(x, size, c.heads, size, i, angles, q);
+        turn_heads(x_k, size, c.kv_heads, size, i, angles, k);
       }
-      std::memcpy((T*)v + i * kv_heads * size, x_k + kv_heads * size, size_t(kv_heads * size) * sizeof(T));
+      const int64_t width = c.kv_heads * size;
+      std::memcpy((T*)c.v + i * width, x_k + width, size_t(width) * sizeof(T));
     });
   });
 }

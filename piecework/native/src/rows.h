@@ -77,7 +77,7 @@ inline float quantize_row(const float* row, int64_t size, int8_t* out) {
 
 // Calls f(T{}) with the element type that a caller's number names.
 template <typename F>
-inline void with_type(int32_t type, F f) {
+inline void with_type(int64_t type, F f) {
   if (type == BFLOAT16) return f(bf16{});
   if (type == FLOAT16) return f(f16{});
   f(float{});

@@ -8,19 +8,22 @@
 
 namespace piecework {
 
-constexpr int64_t TILE_ROWS = 64, TILE_COLUMNS = 32;
+constexpr int64_t TILE_ROWS = 64, TILE_COLUMNS = 64;
 
 // From this many products on a thread is worth waking.
 constexpr int64_t PARALLEL_PRODUCTS = 1 << 18;
 
 // One group of up to four rows against `columns` rows of weights, into a tile.
+// The rows of weights that are taken at once lie `apart`, so that each is the next of a long stream: a processor
+// follows a few such streams, and loses track of many short ones.
 template <class Dot, int M>
 inline void group(const typename Dot::Packed* x, int64_t stride, const int8_t* w, int64_t columns, int64_t k,
                   typename Dot::Sum* tile) {
   constexpr int N = M < 3 ? 4 : Dot::COLUMNS;
-  int64_t n = 0;
-  for (; n + N <= columns; n += N) Dot::template block<M, N>(x, stride, w + n * k, k, tile + n, TILE_COLUMNS);
-  for (; n < columns; ++n) Dot::template block<M, 1>(x, stride, w + n * k, k, tile + n, TILE_COLUMNS);
+  const int64_t apart = columns / N;
+  for (int64_t n = 0; n < apart; ++n) Dot::template block<M, N>(x, stride, w + n * k, apart, k, tile + n, TILE_COLUMNS);
+  for (int64_t n = apart * N; n < columns; ++n)
+    Dot::template block<M, 1>(x, stride, w + n * k, 1, k, tile + n, TILE_COLUMNS);
 }
 
 template <class Dot>

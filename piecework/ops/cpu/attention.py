@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import torch
@@ -11,60 +10,28 @@ from torch import Tensor
 from piecework.native import library
 from piecework.native.types import TYPES
 from piecework.ops.attention import attention, paged_attention
-from piecework.ops.cpu.kernels import FLOATS, kernels
+from piecework.ops.cpu.kernels import FLOATS, Kernel
 from piecework.ops.sdpa import attention_sdpa, paged_attention_sdpa
 
 attention.implement("cpu")(attention_sdpa)
 
-_POINTERS = (
-    "q", "k", "v", "out", "k_cache", "v_cache", "slots", "page_table", "query_starts", "context_lengths",
-)  # fmt: skip
-_NUMBERS = (
-    "q_stride", "k_stride", "v_stride", "out_stride", "rows", "sequences", "table_stride", "heads",
-    "kv_heads", "head_dim", "page_size", "window", "type",
-)  # fmt: skip
+_paged_attention = Kernel(
+    "paged_attention",
+    "q k v out k_cache v_cache slots page_table query_starts context_lengths",
+    "q_stride k_stride v_stride out_stride rows sequences table_stride heads kv_heads head_dim page_size "
+    "window type",
+    "scale",
+)
 
 
-class _Call(ctypes.Structure):
-    """`AttentionCall` of native/src/attention.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-        ("scale", ctypes.c_double),
-    )
-
-
-def _has_rows(x: Tensor) -> bool:
-    """Whether the heads of each row of x [T, H, D] lie one after the other."""
-    return x.stride(2) == 1 and x.stride(1) == x.shape[2]
-
-
-def supports(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slots: Tensor,
-    page_table: Tensor,
-    query_starts: Tensor,
-    context_lengths: Tensor,
-    max_query_length: int,
-    scale: float,
-    window: int,
-) -> bool:
+def supports(q: Tensor, k: Tensor, v: Tensor, out: Tensor, k_cache: Tensor, v_cache: Tensor) -> bool:
     """Whether the kernel can run the call: one float type, head_dim a multiple of 8, rows without gaps."""
-    kind = q.dtype
+    kind, dim = q.dtype, q.shape[2]
     return (
         kind in FLOATS
-        and q.shape[2] % 8 == 0
-        and k.dtype == v.dtype == out.dtype == k_cache.dtype == v_cache.dtype == kind
-        and _has_rows(q)
-        and _has_rows(k)
-        and _has_rows(v)
-        and _has_rows(out)
+        and dim % 8 == 0
+        and k.dtype is v.dtype is out.dtype is k_cache.dtype is v_cache.dtype is kind
+        and q.stride()[1:] == k.stride()[1:] == v.stride()[1:] == out.stride()[1:] == (dim, 1)
         and k_cache.is_contiguous()
         and v_cache.is_contiguous()
         and library() is not None
@@ -74,29 +41,45 @@ def supports(
 @paged_attention.implement("cpu")
 def paged_attention_cpu(*args: Any) -> None:
     """Write the step's keys and values, then attend; see the reference for the arguments."""
-    if not supports(*args):
+    if not supports(*args[:6]):
         paged_attention_sdpa(*args)
         return
-    q, k, v, out, k_cache, v_cache, slots, page_table, query_starts, context_lengths = args[:10]
-    _, scale, window = args[10:]
-    index = [_index(x) for x in (slots, page_table, query_starts, context_lengths)]
+    q, k, v, out, k_cache, v_cache, slots, page_table, query_starts, context_lengths, _, scale, window = args
+    # Names, since a copy must live until the kernel is done.
+    slots, page_table, query_starts, context_lengths = map(
+        index_of, (slots, page_table, query_starts, context_lengths)
+    )
     rows, heads, dim = q.shape
-    call = _Call(
-        *(x.data_ptr() for x in (q, k, v, out, k_cache, v_cache, *index)),
-        *(x.stride(0) for x in (q, k, v, out)),
+    _, kv_heads, page_size, _ = k_cache.shape
+    sequences, pages = page_table.shape
+    _paged_attention(
+        q.data_ptr(),
+        k.data_ptr(),
+        v.data_ptr(),
+        out.data_ptr(),
+        k_cache.data_ptr(),
+        v_cache.data_ptr(),
+        slots.data_ptr(),
+        page_table.data_ptr(),
+        query_starts.data_ptr(),
+        context_lengths.data_ptr(),
+        q.stride(0),
+        k.stride(0),
+        v.stride(0),
+        out.stride(0),
         rows,
-        context_lengths.shape[0],
-        page_table.shape[1],
+        sequences,
+        pages,
         heads,
-        k_cache.shape[1],
+        kv_heads,
         dim,
-        k_cache.shape[2],
+        page_size,
         window,
         TYPES[q.dtype],
         scale,
     )
-    kernels().piecework_paged_attention(ctypes.byref(call))
 
 
-def _index(x: Tensor) -> Tensor:
-    return x.to(torch.int32).contiguous()
+def index_of(x: Tensor) -> Tensor:
+    """Return x as the kernel reads it; that costs more than to see that nothing needs to be done."""
+    return x if x.dtype is torch.int32 and x.is_contiguous() else x.to(torch.int32).contiguous()

@@ -1,27 +1,17 @@
-"""`linear_blocks` on the CPU."""
+"""`linear_blocks` and `embedding_blocks` on the CPU."""
 
 from __future__ import annotations
 
-import ctypes
-
+import torch
 from torch import Tensor
 
 from piecework.native import library
 from piecework.native.types import TYPES
-from piecework.ops.block_linear import BLOCK, linear_blocks
-from piecework.ops.cpu.kernels import FLOATS, kernels
+from piecework.ops.block_linear import BLOCK, embedding_blocks, linear_blocks
+from piecework.ops.cpu.kernels import FLOATS, Kernel, address
 
-_POINTERS = ("x", "packed", "bias", "out")
-_NUMBERS = ("x_stride", "rows", "outputs", "inputs", "kind", "type")
-
-
-class _Call(ctypes.Structure):
-    """`BlockLinearCall` of native/src/block_dot.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in _POINTERS),
-        *((name, ctypes.c_int64) for name in _NUMBERS),
-    )
+_linear_blocks = Kernel("linear_blocks", "x packed bias out", "x_stride rows outputs inputs kind type")
+_embedding_blocks = Kernel("embedding_blocks", "ids packed out", "rows inputs groups kind type")
 
 
 def supports(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | None = None) -> bool:
@@ -42,10 +32,10 @@ def linear_blocks_cpu(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | No
     out = x.new_empty((*x.shape[:-1], outputs))
     if bias is not None:
         bias = bias.contiguous()
-    call = _Call(
+    _linear_blocks(
         rows.data_ptr(),
         packed.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        address(bias),
         out.data_ptr(),
         rows.stride(0),
         rows.shape[0],
@@ -54,5 +44,32 @@ def linear_blocks_cpu(x: Tensor, packed: Tensor, outputs: int, bias: Tensor | No
         packed.shape[2],
         TYPES[x.dtype],
     )
-    kernels().piecework_linear_blocks(ctypes.byref(call))
+    return out
+
+
+def _supports_embedding(ids: Tensor, packed: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        dtype in FLOATS
+        and ids.dtype == torch.int64
+        and ids.is_contiguous()
+        and packed.is_contiguous()
+        and library() is not None
+    )
+
+
+@embedding_blocks.implement("cpu", _supports_embedding, inline=True)
+def embedding_blocks_cpu(ids: Tensor, packed: Tensor, dtype: torch.dtype) -> Tensor:
+    """See the reference. An id out of range, which is an error before, gives a row of NaN."""
+    groups, blocks, kind = packed.shape
+    out = torch.empty((*ids.shape, blocks * BLOCK), dtype=dtype)
+    _embedding_blocks(
+        ids.data_ptr(),
+        packed.data_ptr(),
+        out.data_ptr(),
+        ids.numel(),
+        blocks * BLOCK,
+        groups,
+        kind,
+        TYPES[dtype],
+    )
     return out

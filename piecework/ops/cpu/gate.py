@@ -8,10 +8,12 @@ from torch import Tensor
 from piecework.native.types import TYPES
 from piecework.ops import fused_gate
 from piecework.ops.activation import silu_and_mul
-from piecework.ops.cpu.kernels import address, kernels, row_stride, row_strided
+from piecework.ops.cpu.kernels import Kernel, address, row_stride, row_strided
 from piecework.ops.quantize import dynamic_quantize, quantize
 
 _int8 = torch.int8
+_silu_and_mul = Kernel("silu_and_mul", "x out scale offset row_scale", "rows size stride type")
+_quantize = Kernel("quantize", "x out scale offset row_scale", "rows size stride type")
 
 
 def _supports_gate(x: Tensor) -> bool:
@@ -25,8 +27,8 @@ def silu_and_mul_cpu(x: Tensor) -> Tensor:
     *shape, size = x.shape
     half = size // 2
     out = x.new_empty((*shape, half))
-    kernels().piecework_silu_and_mul(
-        TYPES[x.dtype], x.data_ptr(), out.data_ptr(), x.numel() // size, half, row_stride(x)
+    _silu_and_mul(
+        x.data_ptr(), out.data_ptr(), 0, 0, 0, x.numel() // size, half, row_stride(x), TYPES[x.dtype]
     )
     return out
 
@@ -41,15 +43,16 @@ def silu_mul_quant_cpu(x: Tensor, scale: Tensor, reciprocal: Tensor, offset: Ten
     *shape, size = x.shape
     half = size // 2
     out = torch.empty((*shape, half), dtype=_int8)
-    kernels().piecework_silu_mul_quant(
-        TYPES[x.dtype],
+    _silu_and_mul(
         x.data_ptr(),
+        out.data_ptr(),
         scale.data_ptr(),
         address(offset),
-        out.data_ptr(),
+        0,
         x.numel() // size,
         half,
         row_stride(x),
+        TYPES[x.dtype],
     )
     return out
 
@@ -61,14 +64,16 @@ def silu_mul_dynamic_quant_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
     half = size // 2
     out = torch.empty((*shape, half), dtype=_int8)
     scale = torch.empty((*shape, 1))
-    kernels().piecework_silu_mul_dynamic_quant(
-        TYPES[x.dtype],
+    _silu_and_mul(
         x.data_ptr(),
         out.data_ptr(),
+        0,
+        0,
         scale.data_ptr(),
         x.numel() // size,
         half,
         row_stride(x),
+        TYPES[x.dtype],
     )
     return out, scale
 
@@ -82,15 +87,16 @@ def quantize_cpu(x: Tensor, scale: Tensor, reciprocal: Tensor, offset: Tensor | 
     """Divides by the scale, as the reference does."""
     size = x.shape[-1]
     out = torch.empty_like(x, dtype=_int8)
-    kernels().piecework_quantize(
-        TYPES[x.dtype],
+    _quantize(
         x.data_ptr(),
+        out.data_ptr(),
         scale.data_ptr(),
         address(offset),
-        out.data_ptr(),
+        0,
         x.numel() // size,
         size,
         row_stride(x),
+        TYPES[x.dtype],
     )
     return out
 
@@ -101,13 +107,15 @@ def dynamic_quantize_cpu(x: Tensor) -> tuple[Tensor, Tensor]:
     *shape, size = x.shape
     out = torch.empty_like(x, dtype=_int8)
     scale = torch.empty((*shape, 1))
-    kernels().piecework_dynamic_quantize(
-        TYPES[x.dtype],
+    _quantize(
         x.data_ptr(),
         out.data_ptr(),
+        0,
+        0,
         scale.data_ptr(),
         x.numel() // size,
         size,
         row_stride(x),
+        TYPES[x.dtype],
     )
     return out, scale

@@ -7,9 +7,15 @@ from torch import Tensor
 
 from piecework.native import library
 from piecework.native.types import TYPES
-from piecework.ops.cpu.kernels import FLOATS, address, contiguous, kernels, row_stride, row_strided
+from piecework.ops.cpu.kernels import FLOATS, Kernel, address, contiguous, row_stride, row_strided
 from piecework.ops.int8_linear import linear_w8, linear_w8a8
 
+_linear_w8a8 = Kernel(
+    "linear_w8a8",
+    "x weight scale x_scale quant_bias bias out",
+    "rows outputs inputs x_stride type bias_type",
+)
+_linear_w8 = Kernel("linear_w8", "x weight scale bias out", "rows outputs inputs x_stride type bias_type")
 _MOST_CHANNELS = 1 << 17
 """From here on a sum of products may leave int32."""
 
@@ -46,10 +52,7 @@ def linear_w8a8_cpu(
     """See the reference. The product is exact; scales and bias are applied as each block of it is done."""
     n, k = weight.shape
     out = torch.empty((*x.shape[:-1], n), dtype=dtype)
-    if bias is not None and bias.dtype != torch.float32:
-        bias = bias.float()
-    kernels().piecework_linear_w8a8(
-        TYPES[dtype],
+    _linear_w8a8(
         x.data_ptr(),
         weight.data_ptr(),
         scale.data_ptr(),
@@ -61,6 +64,8 @@ def linear_w8a8_cpu(
         n,
         k,
         k,
+        TYPES[dtype],
+        0 if bias is None else TYPES[bias.dtype],
     )
     return out
 
@@ -79,10 +84,7 @@ def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
     """As the reference, but that the product stays in float32 until it is scaled."""
     n, k = weight.shape
     out = x.new_empty((*x.shape[:-1], n))
-    if bias is not None and bias.dtype != torch.float32:
-        bias = bias.float()
-    kernels().piecework_linear_w8(
-        TYPES[x.dtype],
+    _linear_w8(
         x.data_ptr(),
         weight.data_ptr(),
         scale.data_ptr(),
@@ -92,5 +94,7 @@ def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
         n,
         k,
         row_stride(x),
+        TYPES[x.dtype],
+        0 if bias is None else TYPES[bias.dtype],
     )
     return out

@@ -1,9 +1,12 @@
-"""The kernels of piecework/native as functions with declared arguments, and what they ask of tensors."""
+"""The kernels of piecework/native as functions, and what they ask of tensors."""
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import struct
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,36 +15,45 @@ from piecework.native import library
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
-_LETTERS = {"i": ctypes.c_int32, "n": ctypes.c_int64, "f": ctypes.c_float, "p": ctypes.c_void_p}
-_SIGNATURES = {
-    "rms_norm": "ippfp nnnnn",
-    "rms_norm_quant": "ippfppp nn",
-    "rms_norm_dynamic_quant": "ippfpp nn",
-    "add_rms_norm": "ipppfpp nn",
-    "add_rms_norm_quant": "ipppfpppp nn",
-    "add_rms_norm_dynamic_quant": "ipppfppp nn",
-    "silu_and_mul": "ipp nnn",
-    "silu_mul_quant": "ipppp nnn",
-    "silu_mul_dynamic_quant": "ippp nnn",
-    "quantize": "ipppp nnn",
-    "dynamic_quantize": "ippp nnn",
-    "rotary": "ippppipp nnnnnnnnn",
-    "split_qkv_rope": "ipnppni nnnn ppp ppppf",
-    "linear_w8a8": "ippppppp nnnn",
-    "linear_w8": "ippppp nnnn",
-}
+KERNELS: dict[str, Kernel] = {}
+"""All kernels that were declared, by name."""
 
 
-@functools.cache
-def kernels() -> ctypes.CDLL:
-    """Return the library with its functions' arguments declared; a `supports` has seen that it is there."""
-    found = library()
-    assert found is not None
-    for name, letters in _SIGNATURES.items():
-        function = getattr(found, f"piecework_{name}")
-        function.argtypes = [_LETTERS[letter] for letter in letters.replace(" ", "")]
+class Kernel:
+    """`piecework_<name>` of the library, called with the fields of its one argument, a struct, in order.
+
+    Every field has 8 bytes: pointers first (0 for what isn't there), then int64s, then doubles. So whoever
+    has the fields as numbers can make the call, and whoever finds something else in the place of the first
+    pointer, as while a piece is written down (piecework/compile/record.py), is asked to take it over.
+    """
+
+    def __init__(self, name: str, pointers: str, numbers: str, floats: str = "") -> None:
+        self.name = name
+        self.pointers = tuple(pointers.split())
+        self.numbers = tuple(numbers.split())
+        self.floats = tuple(floats.split())
+        self.fields = (*self.pointers, *self.numbers, *self.floats)
+        whole = len(self.pointers) + len(self.numbers)
+        self._pack = struct.Struct(f"{whole}q{len(self.floats)}d").pack
+        KERNELS[name] = self
+
+    @functools.cached_property
+    def function(self) -> Callable[[bytes], None]:
+        """The function in the library; a `supports` has seen that it is there."""
+        found = library()
+        assert found is not None
+        function = found[f"piecework_{self.name}"]
+        function.argtypes = [ctypes.c_char_p]
         function.restype = None
-    return found
+        return function
+
+    def __call__(self, *fields: Any) -> None:
+        """Run on these values of its fields."""
+        first = fields[0]
+        if type(first) is int:
+            self.function(self._pack(*fields))
+        else:
+            first.record(self, fields)
 
 
 def row_strided(x: Tensor) -> bool:
@@ -76,6 +88,6 @@ def row_stride(x: Tensor) -> int:
     return x.stride(-2) if x.dim() > 1 else 0
 
 
-def address(x: Tensor | None) -> int | None:
-    """Where the data of a tensor that may not be there begins."""
-    return None if x is None else x.data_ptr()
+def address(x: Tensor | None) -> int:
+    """Where the data of a tensor begins, 0 if it is not there."""
+    return 0 if x is None else x.data_ptr()

@@ -1,27 +1,17 @@
-"""`linear` on the CPU: the library's kernel over weights as they lie, and torch where that can't run."""
+"""`linear` and `embedding` on the CPU: kernels over weights as they lie, and torch where they can't run."""
 
 from __future__ import annotations
 
-import ctypes
-
+import torch
 from torch import Tensor
 
 from piecework.native import library
 from piecework.native.types import TYPES
-from piecework.ops.cpu.kernels import FLOATS, kernels
-from piecework.ops.linear import linear
+from piecework.ops.cpu.kernels import FLOATS, Kernel, address
+from piecework.ops.linear import embedding, linear
 
-
-class _Call(ctypes.Structure):
-    """`LinearCall` of native/src/linear.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "out")),
-        *(
-            (name, ctypes.c_int64)
-            for name in ("x_stride", "weight_stride", "rows", "outputs", "inputs", "type")
-        ),
-    )
+_linear = Kernel("linear", "x weight bias out", "x_stride weight_stride rows outputs inputs type")
+_embedding = Kernel("embedding", "ids weight out", "rows width weight_stride vocabulary")
 
 
 def supports(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
@@ -44,10 +34,10 @@ def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     out = x.new_empty((*x.shape[:-1], outputs))
     if bias is not None:
         bias = bias.contiguous()
-    call = _Call(
+    _linear(
         rows.data_ptr(),
         weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
+        address(bias),
         out.data_ptr(),
         rows.stride(0),
         weight.stride(0),
@@ -56,5 +46,31 @@ def linear_cpu(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         inputs,
         TYPES[weight.dtype],
     )
-    kernels().piecework_linear(ctypes.byref(call))
+    return out
+
+
+def _supports_embedding(ids: Tensor, weight: Tensor) -> bool:
+    return (
+        weight.dtype in FLOATS
+        and ids.dtype == torch.int64
+        and ids.is_contiguous()
+        and weight.stride(1) == 1
+        and library() is not None
+    )
+
+
+@embedding.implement("cpu", _supports_embedding, inline=True)
+def embedding_cpu(ids: Tensor, weight: Tensor) -> Tensor:
+    """ids [T], weight [V, H] -> [T, H]. An id out of range, which is an error before, gives a row of NaN."""
+    vocabulary, size = weight.shape
+    out = weight.new_empty((*ids.shape, size))
+    _embedding(
+        ids.data_ptr(),
+        weight.data_ptr(),
+        out.data_ptr(),
+        ids.numel(),
+        size * weight.itemsize,
+        weight.stride(0) * weight.itemsize,
+        vocabulary,
+    )
     return out

@@ -1,4 +1,4 @@
-"""`rms_norm` and its fusions on the CPU: one pass of the library's kernels over each row."""
+"""`rms_norm` and its fusions on the CPU: one pass of the library's kernel over each row."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ from torch import Tensor
 
 from piecework.native.types import TYPES
 from piecework.ops import fused_norm
-from piecework.ops.cpu.kernels import address, contiguous, heads_strided, kernels, row_strided
+from piecework.ops.cpu.kernels import Kernel, address, contiguous, heads_strided, row_strided
 from piecework.ops.norm import rms_norm
 
 _int8 = torch.int8
 _empty_like = torch.empty_like
+_rms_norm = Kernel(
+    "rms_norm",
+    "x residual weight total out scale offset row_scale",
+    "rows size inner outer step type",
+    "eps",
+)
 
 
 def _supports_rms_norm(x: Tensor, weight: Tensor, eps: float) -> bool:
@@ -32,23 +38,60 @@ def rms_norm_cpu(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         outer, step, _ = x.stride()
     elif x.dim() == 2:
         outer = x.stride(0)
-    kernels().piecework_rms_norm(
-        TYPES[x.dtype],
+    _rms_norm(
         x.data_ptr(),
+        0,
         weight.data_ptr(),
-        eps,
+        0,
         out.data_ptr(),
+        0,
+        0,
+        0,
         x.numel() // size,
         size,
         inner,
         outer,
         step,
+        TYPES[x.dtype],
+        eps,
     )
     return out
 
 
 def _supports_norm(x: Tensor, weight: Tensor) -> bool:
     return weight.dtype == x.dtype and contiguous(x, weight) and row_strided(x)
+
+
+def _norm_rows(
+    x: Tensor,
+    residual: Tensor | None,
+    weight: Tensor,
+    total: Tensor | None,
+    out: Tensor,
+    scale: Tensor | None,
+    offset: Tensor | None,
+    row_scale: Tensor | None,
+    eps: float,
+) -> None:
+    """Call the kernel on contiguous rows."""
+    size = x.shape[-1]
+    _rms_norm(
+        x.data_ptr(),
+        address(residual),
+        weight.data_ptr(),
+        address(total),
+        out.data_ptr(),
+        address(scale),
+        address(offset),
+        address(row_scale),
+        x.numel() // size,
+        size,
+        1,
+        size,
+        0,
+        TYPES[x.dtype],
+        eps,
+    )
 
 
 def _supports_quant(
@@ -62,19 +105,8 @@ def rms_norm_quant_cpu(
     x: Tensor, weight: Tensor, eps: float, scale: Tensor, reciprocal: Tensor, offset: Tensor | None = None
 ) -> Tensor:
     """Divides by the scale, as the reference does."""
-    size = x.shape[-1]
     out = _empty_like(x, dtype=_int8)
-    kernels().piecework_rms_norm_quant(
-        TYPES[x.dtype],
-        x.data_ptr(),
-        weight.data_ptr(),
-        eps,
-        scale.data_ptr(),
-        address(offset),
-        out.data_ptr(),
-        x.numel() // size,
-        size,
-    )
+    _norm_rows(x, None, weight, None, out, scale, offset, None, eps)
     return out
 
 
@@ -85,19 +117,9 @@ def _supports_dynamic(x: Tensor, weight: Tensor, eps: float) -> bool:
 @fused_norm.rms_norm_dynamic_quant.implement("cpu", supports=_supports_dynamic, inline=True)
 def rms_norm_dynamic_quant_cpu(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The normed row stays in the core's cache until it is quantised."""
-    *shape, size = x.shape
     out = _empty_like(x, dtype=_int8)
-    scale = torch.empty((*shape, 1))
-    kernels().piecework_rms_norm_dynamic_quant(
-        TYPES[x.dtype],
-        x.data_ptr(),
-        weight.data_ptr(),
-        eps,
-        out.data_ptr(),
-        scale.data_ptr(),
-        x.numel() // size,
-        size,
-    )
+    scale = torch.empty((*x.shape[:-1], 1))
+    _norm_rows(x, None, weight, None, out, None, None, scale, eps)
     return out, scale
 
 
@@ -110,19 +132,8 @@ def _supports_add(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> bo
 @fused_norm.add_rms_norm.implement("cpu", supports=_supports_add, inline=True)
 def add_rms_norm_cpu(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """The sum is rounded to x's dtype before the norm reads it."""
-    size = x.shape[-1]
     out, total = _empty_like(x), _empty_like(x)
-    kernels().piecework_add_rms_norm(
-        TYPES[x.dtype],
-        x.data_ptr(),
-        residual.data_ptr(),
-        weight.data_ptr(),
-        eps,
-        out.data_ptr(),
-        total.data_ptr(),
-        x.numel() // size,
-        size,
-    )
+    _norm_rows(x, residual, weight, total, out, None, None, None, eps)
     return out, total
 
 
@@ -149,21 +160,8 @@ def add_rms_norm_quant_cpu(
     offset: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Divides by the scale, as the reference does."""
-    size = x.shape[-1]
     out, total = _empty_like(x, dtype=_int8), _empty_like(x)
-    kernels().piecework_add_rms_norm_quant(
-        TYPES[x.dtype],
-        x.data_ptr(),
-        residual.data_ptr(),
-        weight.data_ptr(),
-        eps,
-        scale.data_ptr(),
-        address(offset),
-        out.data_ptr(),
-        total.data_ptr(),
-        x.numel() // size,
-        size,
-    )
+    _norm_rows(x, residual, weight, total, out, scale, offset, None, eps)
     return out, total
 
 
@@ -172,19 +170,7 @@ def add_rms_norm_dynamic_quant_cpu(
     x: Tensor, residual: Tensor, weight: Tensor, eps: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The normed row stays in the core's cache until it is quantised."""
-    *shape, size = x.shape
     out, total = _empty_like(x, dtype=_int8), _empty_like(x)
-    scale = torch.empty((*shape, 1))
-    kernels().piecework_add_rms_norm_dynamic_quant(
-        TYPES[x.dtype],
-        x.data_ptr(),
-        residual.data_ptr(),
-        weight.data_ptr(),
-        eps,
-        out.data_ptr(),
-        total.data_ptr(),
-        scale.data_ptr(),
-        x.numel() // size,
-        size,
-    )
+    scale = torch.empty((*x.shape[:-1], 1))
+    _norm_rows(x, residual, weight, total, out, None, None, scale, eps)
     return out, total, scale

@@ -7,8 +7,20 @@ from torch import Tensor
 
 from piecework.native.types import TYPES
 from piecework.ops import fused_qkv
-from piecework.ops.cpu.kernels import address, contiguous, heads_strided, kernels, row_strided
+from piecework.ops.cpu.kernels import Kernel, address, contiguous, heads_strided, row_strided
 from piecework.ops.rotary import rotary
+
+_rotary = Kernel(
+    "rotary",
+    "positions q k cos_sin q_out k_out",
+    "tokens heads kv_heads size half q_row q_step k_row k_step interleaved type",
+)
+_split_qkv_rope = Kernel(
+    "split_qkv_rope",
+    "qkv positions cos_sin q k v q_weight k_weight q_bias k_bias",
+    "tokens heads kv_heads size half row interleaved type",
+    "eps",
+)
 
 
 def _supports_table(positions: Tensor, cos_sin: Tensor) -> bool:
@@ -38,13 +50,11 @@ def rotary_cpu(
     tokens, heads, size = q.shape
     q_row, q_step, _ = q.stride()
     k_row, k_step, _ = k.stride()
-    kernels().piecework_rotary(
-        TYPES[q.dtype],
+    _rotary(
         positions.data_ptr(),
         q.data_ptr(),
         k.data_ptr(),
         cos_sin.data_ptr(),
-        interleaved,
         q_out.data_ptr(),
         k_out.data_ptr(),
         tokens,
@@ -56,6 +66,8 @@ def rotary_cpu(
         q_step,
         k_row,
         k_step,
+        interleaved,
+        TYPES[q.dtype],
     )
     return q_out, k_out
 
@@ -81,9 +93,7 @@ def split_qkv_rope_cpu(
     interleaved: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One pass over each token's row."""
-    return _split_rope(
-        qkv, positions, cos_sin, num_heads, num_kv_heads, interleaved, None, None, None, None, 0.0
-    )
+    return _split_rope(qkv, positions, cos_sin, num_heads, num_kv_heads, interleaved, 0, 0, 0, 0, 0.0)
 
 
 def _supports_norm_rope(
@@ -130,10 +140,10 @@ def _split_rope(
     heads: int,
     kv_heads: int,
     interleaved: bool,
-    q_weight: int | None,
-    k_weight: int | None,
-    q_bias: int | None,
-    k_bias: int | None,
+    q_weight: int,
+    k_weight: int,
+    q_bias: int,
+    k_bias: int,
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     tokens, width = qkv.shape
@@ -141,18 +151,10 @@ def _split_rope(
     q = qkv.new_empty((tokens, heads, size))
     k = qkv.new_empty((tokens, kv_heads, size))
     v = torch.empty_like(k)
-    kernels().piecework_split_qkv_rope(
-        TYPES[qkv.dtype],
+    _split_qkv_rope(
         qkv.data_ptr(),
-        qkv.stride(0),
         positions.data_ptr(),
         cos_sin.data_ptr(),
-        cos_sin.shape[1] // 2,
-        interleaved,
-        tokens,
-        heads,
-        kv_heads,
-        size,
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -160,6 +162,14 @@ def _split_rope(
         k_weight,
         q_bias,
         k_bias,
+        tokens,
+        heads,
+        kv_heads,
+        size,
+        cos_sin.shape[1] // 2,
+        qkv.stride(0),
+        interleaved,
+        TYPES[qkv.dtype],
         eps,
     )
     return q, k, v

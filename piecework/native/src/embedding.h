@@ -1,0 +1,25 @@
+// What a look-up of rows has. All fields are 8 bytes, so that there are no gaps.
+#pragma once
+
+#include <cstdint>
+
+namespace piecework {
+
+// Width and stride are in bytes.
+struct EmbeddingCall {
+  const int64_t* ids;  // [rows]
+  const void* weight;  // [vocabulary] rows, weight_stride apart
+  void* out;           // [rows][width]
+  int64_t rows, width, weight_stride, vocabulary;
+};
+
+struct BlockEmbeddingCall {
+  const int64_t* ids;     // [rows]
+  const uint8_t* packed;  // [groups][inputs / 32][kind]
+  void* out;              // [rows][inputs]
+  int64_t rows, inputs, groups;
+  int64_t kind;  // Blocks of block_dot.h
+  int64_t type;  // of out
+};
+
+}  // namespace piecework

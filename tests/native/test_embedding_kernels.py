@@ -1,0 +1,55 @@
+"""Rows of a table, and of weights in blocks, are the reference's bit for bit; nothing else is read."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from piecework import ops
+from piecework.native import library
+from piecework.ops.block_linear import GROUP, SIZES
+
+pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+IDS = torch.tensor([3, 0, 20, 7, 7, 12])
+
+
+def packed_weights(kind: str, groups: int, blocks: int) -> Tensor:
+    """Random weights in blocks whose scales are numbers of a usual size."""
+    packed = torch.randint(0, 256, (groups, blocks, SIZES[kind] * GROUP), dtype=torch.uint8)
+    halves = 2 * GROUP if kind == "Q4_1" else GROUP
+    scales = torch.randn(groups, blocks, halves).half()
+    packed[..., : 2 * halves] = scales.view(torch.uint8)
+    return packed
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 6, 900])
+def test_rows_of_a_table(dtype: torch.dtype, rows: int) -> None:
+    op = ops.get("embedding")
+    wide = torch.randn(21, 200).to(dtype)
+    ids = IDS.repeat(150)[:rows]
+    for weight in (wide, wide[:, 3:36]):
+        assert op.resolve(("cpu", "reference"), ids, weight).name == "cpu"
+        assert torch.equal(torch.ops.piecework.embedding(ids, weight), weight[ids])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", list(SIZES))
+def test_rows_in_blocks(kind: str, dtype: torch.dtype) -> None:
+    op = ops.get("embedding_blocks")
+    packed = packed_weights(kind, 3, 2)
+    assert op.resolve(("cpu", "reference"), IDS, packed, dtype).name == "cpu"
+    assert torch.equal(
+        torch.ops.piecework.embedding_blocks(IDS, packed, dtype), op.reference(IDS, packed, dtype)
+    )
+
+
+def test_an_id_out_of_range_gives_nan_and_nothing_of_the_memory() -> None:
+    ids = torch.tensor([2**62, 1, -1, 24])
+    for dtype in DTYPES:
+        found = torch.ops.piecework.embedding(ids, torch.ones(24, 5, dtype=dtype))
+        blocks = torch.ops.piecework.embedding_blocks(ids, packed_weights("Q4_0", 3, 1), dtype)
+        for rows in (found, blocks):
+            assert rows.isnan().all(1).tolist() == [True, False, True, True]
