@@ -125,6 +125,8 @@ def test_linears_that_lose_too_much_stay_dynamic_and_are_named(
         (["--scheme", "w8a8-dynamic", "--percentile", "99"], "percentile=99.0 is not allowed: only with"),
         (["--scheme", "w8a8-dynamic", "--max-error", "0"], "max_error=None is not allowed: only with"),
         (["--scheme", "w8", "--samples", "3"], "samples=3 is not allowed: only with"),
+        (["--scheme", "w8a8-dynamic", "--smooth", "0.5"], "smooth=0.5 is not allowed: only with"),
+        (["--scheme", "w8a8-dynamic", "--calibration", "TEXTS", "--smooth", "2"], "smooth=2.0"),
     ],
 )
 def test_mistakes_are_named_and_nothing_stays(
