@@ -110,7 +110,7 @@ def test_one_start(tmp_path: Path) -> None:
         assert sum(found["stages"].values()) == pytest.approx(found["total"], rel=1e-6)
         assert all(seconds >= 0 for seconds in found["stages"].values()), found["stages"]
         assert all(found["stages"][name] > 0 for name in ("interpreter", "import", "trace", "first token"))
-        assert (found["layers"], found["compiler"], found["device"]) == (2, "eager", "cpu")
+        assert (found["layers"], found["compiler"], found["device"]) == (2, "native", "cpu")
         assert found["counters"]["body"]["pieces"] == 3
         assert found["memory"]["peak"] > found["memory"]["after_import"] > 2**20
 
