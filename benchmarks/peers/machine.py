@@ -33,10 +33,11 @@ def describe() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """The commit that is checked out, with a `+` where files differ from it; `?` outside of a repository."""
+    """The commit that is checked out, with a `+` where files but results differ; `?` without a repository."""
     root = str(Path(__file__).parent)
     name = _first_line(["git", "-C", root, "rev-parse", "--short", "HEAD"], "?")
-    changed = _first_line(["git", "-C", root, "status", "--porcelain", "--untracked-files=no"], "")
+    code = ["--untracked-files=no", "--", ":(top,exclude)benchmarks/results"]
+    changed = _first_line(["git", "-C", root, "status", "--porcelain", *code], "")
     return f"{name}+" if changed else name
 
 

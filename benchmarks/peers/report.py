@@ -29,11 +29,9 @@ def page(report: dict[str, Any]) -> str:
         engine["name"].split()[0]: engine["version"] for row in report["rows"] for engine in row["engines"]
     }
     known = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    commits = ", ".join(sorted({row["commit"] for row in report["rows"]}))
     parts = [
         "# Piecework beside its peers",
-        f"{report['model']}, {report['threads']} threads; {known}; Piecework at {commits}.\n"
-        f"{sentence(report['machine'])}.",
+        f"{report['model']}, {report['threads']} threads; {known}.\n{sentence(report['machine'])}.",
         "Made by `python -m benchmarks.peers`; docs/benchmarks.md says what the columns are.",
         table.markdown(table.SUMMARY_HEAD, table.summary(report["rows"])),
         "## All engines",

@@ -8,7 +8,17 @@ from typing import Any
 
 Row = Mapping[str, Any]
 
-SUMMARY_HEAD = ("precision", "case", "engine", "tok/s", "of floor", "best peer", "its tok/s", "ratio")
+SUMMARY_HEAD = (
+    "precision",
+    "case",
+    "engine",
+    "tok/s",
+    "of floor",
+    "best peer",
+    "its tok/s",
+    "ratio",
+    "commit",
+)
 ALL_HEAD = (
     "precision",
     "case",
@@ -64,7 +74,16 @@ def summary(rows: Sequence[Row]) -> list[list[str]]:
                 if peer is not None:
                     times = f"{ratio(engine['speeds'], peer['speeds']):.2f}"
                     beside = [peer["name"], _speed(peer), times]
-                lines.append([*_place(row), engine["name"], _speed(engine), _share(row, engine), *beside])
+                lines.append(
+                    [
+                        *_place(row),
+                        engine["name"],
+                        _speed(engine),
+                        _share(row, engine),
+                        *beside,
+                        row["commit"],
+                    ]
+                )
     return lines
 
 

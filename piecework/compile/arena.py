@@ -47,7 +47,7 @@ def lay_out(lives: Sequence[Life]) -> tuple[list[Size], Size]:
         chosen[i] = place
     starts = [Size(0, 0)]
     for block in blocks:
-        starts.append(Size(*(a + b for a, b in zip(starts[-1], block.size, strict=True))))
+        starts.append(starts[-1].plus(block.size))
     return [starts[chosen[i]] for i in range(len(lives))], starts[-1]
 
 

@@ -90,9 +90,9 @@ class _Where(NamedTuple):
     memory: int | None
     offset: Size = _START
 
-    def __add__(self, offset: Size) -> _Where:  # type: ignore[override]
-        (a, b), (c, d) = self.offset, offset
-        return _Where(self.memory, Size(a + c, b + d))
+    def behind(self, offset: Size) -> _Where:
+        """Return the place so many bytes further."""
+        return _Where(self.memory, self.offset.plus(offset))
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class _Place:
         """Return the place of a piece's result, which is in this tensor."""
         if result.view is None:
             return self
-        return _Place(self.where + Size(0, result.offset * result.view.dtype.itemsize), result.view)
+        return _Place(self.where.behind(Size(0, result.offset * result.view.dtype.itemsize)), result.view)
 
 
 class _Linker:
@@ -140,7 +140,9 @@ class _Linker:
         starts = [_Where(None), self._memory(plan.arena), *(place.where for place in places)]
         assert (NUMBER, ARENA, FIRST) == (0, 1, 2)
         for call in plan.calls:
-            self._calls.append((call.kernel, [starts[buffer] + offset for buffer, offset in call.fields]))
+            self._calls.append(
+                (call.kernel, [starts[buffer].behind(offset) for buffer, offset in call.fields])
+            )
         for slot, result in zip(step.outputs, plan.results, strict=True):
             self._places[slot] = places[result.buffer].part(result)
 
@@ -207,7 +209,7 @@ class _Linker:
         if where.memory is None:
             return Field(NUMBER, where.offset)
         buffer, start = self._fields[where.memory]
-        return Field(buffer, (_Where(None, start) + where.offset).offset)
+        return Field(buffer, start.plus(where.offset))
 
     def _taken(self, slot: int, shape: Shape) -> _Place:
         """The place of a piece's input, which has the shape that the piece takes."""

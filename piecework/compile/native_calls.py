@@ -38,7 +38,7 @@ class NativeCalls:
 
     def run(self, buffers: bytes, tokens: int) -> None:
         """Run with these addresses of the buffers, 8 bytes each."""
-        arena = self.arena.per_token * tokens + self.arena.constant
+        arena = self.arena.at(tokens)
         if self._run(self._start, self._count, buffers, tokens, arena):
             raise MemoryError(f"no memory for {arena} bytes between kernels")
 

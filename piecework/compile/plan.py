@@ -27,6 +27,10 @@ class Size(NamedTuple):
         """Return the size for so many tokens."""
         return self.per_token * tokens + self.constant
 
+    def plus(self, other: Size) -> Size:
+        """Return the sum."""
+        return Size(self.per_token + other.per_token, self.constant + other.constant)
+
     def __str__(self) -> str:
         if not self.per_token:
             return str(self.constant)

@@ -204,7 +204,7 @@ def _field(buffers: dict[int, Field], storage: int | None, offset: Size) -> Fiel
     if storage is None:
         return Field(NUMBER, offset)
     start = buffers[storage]
-    return Field(start.buffer, Size(*(a + b for a, b in zip(start.offset, offset, strict=True))))
+    return Field(start.buffer, start.offset.plus(offset))
 
 
 class _Operations(TorchDispatchMode):

@@ -16,7 +16,7 @@ from torch import Tensor
 from piecework.errors import ModelError
 from piecework.models.decoder import CausalLM
 from piecework.quantization.calibrate import run_samples
-from piecework.quantization.smoothed import Smoothed
+from piecework.quantization.smoothed import Smoothed, read_float
 from piecework.quantization.targets import Target
 from piecework.weights.checkpoint import Checkpoint
 
@@ -84,15 +84,9 @@ def smooth(
         if norm is None or target.name not in shares:
             continue
         linears = [part.linear for part in target.parts]
-        largest = torch.stack([_columns(checkpoint, linear) for linear in linears]).amax(0)
+        largest = torch.stack(
+            [read_float(checkpoint, f"{linear}.weight").abs_().amax(0) for linear in linears]
+        ).amax(0)
         smoothed.move(norm, linears, scales(shares[target.name].cpu(), largest, strength))
     log.info("%s: the inputs of %d linears are smoothed", checkpoint.where, len(smoothed.moved))
     return smoothed
-
-
-def _columns(checkpoint: Checkpoint, linear: str) -> Tensor:
-    """The largest |w| of each column."""
-    name = f"{linear}.weight"
-    weight = torch.empty(checkpoint.shape(name), dtype=torch.float32)
-    checkpoint.read(name, weight)
-    return weight.abs_().amax(0)

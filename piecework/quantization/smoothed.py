@@ -30,7 +30,7 @@ class Smoothed:
         s is rounded so that the quotient has bfloat16's bits: nothing is lost where norms are stored so.
         """
         name = f"{norm}.weight"
-        weight = _read(self._checkpoint, name)
+        weight = read_float(self._checkpoint, name)
         rounded = (weight / s).bfloat16().float()
         s = torch.where(rounded != 0, weight / rounded, s)
         self.moved[norm] = s
@@ -54,12 +54,13 @@ class Smoothed:
         if name in self._norms:
             out.copy_(self._norms[name])
         elif name in self._columns:
-            out.copy_(_read(self._checkpoint, name).mul_(self._columns[name]))
+            out.copy_(read_float(self._checkpoint, name).mul_(self._columns[name]))
         else:
             self._checkpoint.read(name, out)
 
 
-def _read(checkpoint: Checkpoint, name: str) -> Tensor:
+def read_float(checkpoint: Checkpoint, name: str) -> Tensor:
+    """Return one weight in float32."""
     weight = torch.empty(checkpoint.shape(name), dtype=torch.float32)
     checkpoint.read(name, weight)
     return weight

@@ -73,8 +73,8 @@ def test_the_best_peer_is_one_of_the_others_and_one_that_ran() -> None:
 
 def test_the_summary_has_each_variant_of_ours_and_all_engines_stand_in_the_other_table() -> None:
     assert table.summary([DECODE]) == [
-        ["int8", "decode", "Piecework a", "6.0", "0.60", "fast | 2", "4.0", "1.00"],
-        ["int8", "decode", "Piecework b", "2.0", "0.20", "fast | 2", "4.0", "0.50"],
+        ["int8", "decode", "Piecework a", "6.0", "0.60", "fast | 2", "4.0", "1.00", "abc"],
+        ["int8", "decode", "Piecework b", "2.0", "0.20", "fast | 2", "4.0", "0.50", "abc"],
     ]
     lines = table.everything([DECODE])
     assert [line[2] for line in lines] == [one["name"] for one in DECODE["engines"]]
@@ -87,7 +87,7 @@ def test_the_summary_has_each_variant_of_ours_and_all_engines_stand_in_the_other
 
 def test_only_decode_has_a_share_of_the_floor() -> None:
     assert table.summary([row("prefill", engine("Piecework a", True, 200.0))]) == [
-        ["int8", "prefill", "Piecework a", "200", "-", "-", "-", "-"]
+        ["int8", "prefill", "Piecework a", "200", "-", "-", "-", "-", "abc"]
     ]
 
 

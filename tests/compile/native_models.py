@@ -8,8 +8,9 @@ import torch
 from programs import MAX_POSITIONS, options, randomize
 from tiny import tiny_config
 
+from piecework.compilation import CompilationConfig
+from piecework.config import EngineConfig
 from piecework.graph.build import Options, build_program
-from piecework.graph.passes import FusionPlan, make_manager
 from piecework.graph.passes.sets import default_fusions
 from piecework.graph.passes.structure import Structure
 from piecework.graph.program import Program
@@ -21,6 +22,7 @@ from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.ops.block_linear import BLOCK, GROUP, SIZES
+from piecework.runner.recipe import make_passes
 
 SCHEMES = ("float", "dynamic", "static", "offset", "w8", *SIZES)
 
@@ -89,22 +91,9 @@ def native_program(model: CausalLM, compiler: str, fused: bool = True, **setting
 def native_options(model: CausalLM, compiler: str, fused: bool = True, **settings: object) -> Options:
     """What the program is built with."""
     made = options(compiler, **settings)
-    config = model.config
-    made.passes = make_manager(
-        None,
-        () if fused else sorted(default_fusions("cpu", model.dtype) - {"add_rms_norm"}),
-        fusions=FusionPlan.of("cpu", model.dtype, Structure.read(model)),
-        device="cpu",
-        dtype=model.dtype,
-        layers=config.num_layers,
-        parameters={
-            "eps": config.rms_norm_eps,
-            "head_dim": config.head_dim,
-            "num_heads": config.num_heads,
-            "num_kv_heads": config.num_kv_heads,
-            "hidden_size": config.hidden_size,
-        },
-    )
+    disabled = () if fused else sorted(default_fusions("cpu", model.dtype) - {"add_rms_norm"})
+    config = EngineConfig(compilation_config=CompilationConfig(disable_passes=tuple(disabled)))
+    made.passes = make_passes(config, made.device, model.config, model.dtype, Structure.read(model))
     return made
 
 

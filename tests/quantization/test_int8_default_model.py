@@ -87,4 +87,4 @@ def test_smoothing_saves_much_of_what_int8_costs(expected: torch.Tensor, tmp_pat
     smoothed = divergence(answer_and_logits(str(out))[1], expected)
     plain = divergence(answer_and_logits(MODEL, quantization="w8a8-dynamic")[1], expected)
     print(f"divergence: plain {plain:.2%}, smoothed {smoothed:.2%}")
-    assert 0 < smoothed < 0.85 * plain
+    assert 0 < smoothed < 0.75 * plain

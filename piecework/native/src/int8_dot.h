@@ -50,10 +50,10 @@ struct Int8Dot {
 #endif
   static __m256i inputs(const Packed* x) { return _mm256_loadu_si256((const __m256i*)x); }
 
-  // c[m][n * apart] = x[m] . w[n * apart] for M packed rows and N rows of k weights.
+  // found[m][n] = x[m] . w[n * apart] for M packed rows and N rows of k weights.
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
-                    int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k,
+                    Sum* found) {
     __m256i sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = _mm256_setzero_si256();
     const int64_t whole = k / STEP * STEP;
@@ -72,13 +72,10 @@ struct Int8Dot {
         const __m256i y = weights(tail);
         for (int m = 0; m < M; ++m) sums[m * N + n] = add(sums[m * N + n], y, inputs(x + m * x_stride + whole));
       }
-    int32_t found[M * N];
     if constexpr (M * N % 4 == 0)
       for (int i = 0; i < M * N; i += 4) store_sums(sums + i, found + i);
     else
       for (int i = 0; i < M * N; ++i) found[i] = lane_sum(sums[i]);
-    for (int m = 0; m < M; ++m)
-      for (int n = 0; n < N; ++n) c[m * c_stride + n * apart] = found[m * N + n];
   }
 };
 
@@ -91,14 +88,14 @@ struct Int8Dot {
   static constexpr uint32_t SHIFT = 0;
 
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
-                    int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k,
+                    Sum* found) {
     for (int n = 0; n < N; ++n) {
       const int8_t* y = w + n * apart * k;
       int32_t sums[M] = {};
       for (int m = 0; m < M; ++m)
         for (int64_t i = 0; i < k; ++i) sums[m] += int32_t(x[m * x_stride + i]) * y[i];
-      for (int m = 0; m < M; ++m) c[m * c_stride + n * apart] = sums[m];
+      for (int m = 0; m < M; ++m) found[m * N + n] = sums[m];
     }
   }
 };

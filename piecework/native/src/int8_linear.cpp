@@ -21,8 +21,8 @@ struct FloatDot {
   static constexpr int STEP = LANES, COLUMNS = 2;
 
   template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k, Sum* c,
-                    int64_t c_stride) {
+  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k,
+                    Sum* found) {
     floats sums[M * N];
     for (int i = 0; i < M * N; ++i) sums[i] = floats{};
     each(k, [&](int64_t i, auto lanes) {
@@ -31,13 +31,10 @@ struct FloatDot {
         for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
       }
     });
-    float found[M * N];
     if constexpr (M * N % 4 == 0)
       for (int i = 0; i < M * N; i += 4) store_sums(sums + i, found + i);
     else
       for (int i = 0; i < M * N; ++i) found[i] = sum(sums[i]);
-    for (int m = 0; m < M; ++m)
-      for (int n = 0; n < N; ++n) c[m * c_stride + n * apart] = found[m * N + n];
   }
 };
 

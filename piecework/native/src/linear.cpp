@@ -13,7 +13,7 @@ namespace {
 constexpr int ROWS = 48;          // of x in a tile: they and the tile's columns share a core's second cache
 constexpr int COLUMNS = 64;       // of a tile at most
 constexpr int COLUMNS_OF_MANY = 32;  // of a tile where there are more than FEW_ROWS
-constexpr int FEW_ROWS = 16;      // up to so many, 16-bit weights are widened in registers
+constexpr int FEW_ROWS = 16;      // up to so many, tiles are large, and 16-bit weights widened in registers
 constexpr int64_t SMALL = 1 << 15;  // products, below which other threads aren't woken
 
 template <typename T>

@@ -21,9 +21,16 @@ inline void group(const typename Dot::Packed* x, int64_t stride, const int8_t* w
                   typename Dot::Sum* tile) {
   constexpr int N = M < 3 ? 4 : Dot::COLUMNS;
   const int64_t apart = columns / N;
-  for (int64_t n = 0; n < apart; ++n) Dot::template block<M, N>(x, stride, w + n * k, apart, k, tile + n, TILE_COLUMNS);
-  for (int64_t n = apart * N; n < columns; ++n)
-    Dot::template block<M, 1>(x, stride, w + n * k, 1, k, tile + n, TILE_COLUMNS);
+  typename Dot::Sum found[M * N];
+  for (int64_t n = 0; n < apart; ++n) {
+    Dot::template block<M, N>(x, stride, w + n * k, apart, k, found);
+    for (int m = 0; m < M; ++m)
+      for (int i = 0; i < N; ++i) tile[m * TILE_COLUMNS + n + i * apart] = found[m * N + i];
+  }
+  for (int64_t n = apart * N; n < columns; ++n) {
+    Dot::template block<M, 1>(x, stride, w + n * k, 1, k, found);
+    for (int m = 0; m < M; ++m) tile[m * TILE_COLUMNS + n] = found[m];
+  }
 }
 
 template <class Dot>
