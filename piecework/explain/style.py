@@ -73,8 +73,9 @@ i { font-style: normal; }
 .lists ul { margin: 0; padding: 0; list-style: none; overflow-wrap: anywhere; }
 details { margin-top: 10px; }
 summary { cursor: pointer; color: var(--accent); font-size: 14px; }
-.chip { display: inline-block; padding: 1px 8px; border-radius: 999px; border: 1px solid var(--line);
-  font-size: 12.5px; color: var(--soft); white-space: nowrap; }
+.chip { display: inline-block; padding: 1px 8px; border-radius: 11px; border: 1px solid var(--line);
+  font-size: 12.5px; color: var(--soft); overflow-wrap: anywhere; }
+td .chip { white-space: nowrap; }
 .chip.good { color: var(--good); border-color: currentColor; }
 .chip.warn { color: var(--warn); border-color: currentColor; }
 .chip.bad { color: var(--bad); border-color: currentColor; }
