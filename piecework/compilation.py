@@ -29,7 +29,8 @@ class CompilationConfig:
         max_capture_size: the largest of the default sizes, for decode and for prefill.
         splitting_ops: the ops between the pieces.
         chain: run a whole step as one call where all its pieces are native.
-        passes: names of the passes to run; None takes the default set. `disable_passes` are left out.
+        passes: names of the passes to run, `[]` for none but `canonicalise`; None takes the default set.
+            `disable_passes` are left out.
         verify_passes: run the graph before and after each pass, and refuse a rewrite that changes numbers.
         enable_debug_mode: check every input address at every replay.
         compile_cache_dir: where compiled pieces are kept; None takes a folder of the model cache.
@@ -68,8 +69,8 @@ class CompilationConfig:
         folder = self.compile_cache_dir
         if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
             raise ConfigError("compile_cache_dir", folder, "the path of a folder")
-        if self.max_capture_size is not None:
-            _positive("max_capture_size", self.max_capture_size)
+        if self.max_capture_size is not None and not _is_positive(self.max_capture_size):
+            raise ConfigError("max_capture_size", self.max_capture_size, "a positive integer")
         for name in ("chain", "verify_passes", "enable_debug_mode", "strict"):
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, getattr(self, name), "true or false")
@@ -106,10 +107,8 @@ class CompilationConfig:
         sizes = getattr(self, name)
         if sizes is None:
             return
-        if not isinstance(sizes, list | tuple) or not sizes:
+        if not isinstance(sizes, list | tuple) or not sizes or not all(map(_is_positive, sizes)):
             raise ConfigError(name, sizes, "a list of positive integers")
-        for size in sizes:
-            _positive(name, size)
         object.__setattr__(self, name, tuple(sorted(set(sizes))))
 
     def _freeze_names(self, name: str) -> None:
@@ -133,9 +132,8 @@ def read_object(value: Any, name: str = "compilation_config") -> Mapping[str, An
     return value
 
 
-def _positive(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise ConfigError(name, value, "positive integers")
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

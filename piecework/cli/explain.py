@@ -12,6 +12,7 @@ from piecework.cli.compilation_flags import compilation_changes
 from piecework.cli.flags import add_config_flags, config_from_args
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
+from piecework.cli.progress import doing
 from piecework.config import EngineConfig
 
 DESCRIPTION = """\
@@ -41,7 +42,8 @@ def run(arguments: Sequence[str]) -> int:
     from piecework.explain.page import report_page
     from piecework.explain.text import report_text
 
-    report = explain(config)
+    with doing("making the programs, and measuring what captures take"):
+        report = explain(config)
     print(json.dumps(report.to_dict()) if args.json else report_text(report))
     if page is not None:  # after the report, which is not lost where the page can't be written
         try:

@@ -50,7 +50,7 @@ def given_settings(tree: type, args: argparse.Namespace) -> dict[str, Any]:
     changes = compilation_changes(args)
     if changes and COMPILATION in leaves(tree):
         # What was settled by a flag is not looked at in the JSON, where it may be wrong.
-        stated = read_object(values.get(COMPILATION) or {})
+        stated = read_object(values.get(COMPILATION, {}))
         kept = {key: v for key, v in stated.items() if OTHER_NAMES.get(key, key) not in changes}
         values[COMPILATION] = {**kept, **changes}
     return values

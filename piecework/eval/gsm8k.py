@@ -50,6 +50,10 @@ def read_questions(options: Gsm8kOptions) -> list[Question]:
     if len(shots) < options.num_shots:
         raise ConfigError("num_shots", options.num_shots, f"at most {len(shots)}, the examples in the file")
     asked = items if options.train is not None else items[options.num_shots :]
+    if not asked:
+        raise ConfigError(
+            "num_shots", options.num_shots, f"less than {len(items)}, so that a question is left"
+        )
     count = min(DEFAULT_QUESTIONS, len(asked)) if options.num_questions is None else options.num_questions
     if not 0 < count <= len(asked):
         allowed = f"1 to {len(asked)}, the questions in the file that are not examples"

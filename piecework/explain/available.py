@@ -49,13 +49,21 @@ def compilers(device: Device) -> tuple[Choice, ...]:
 def _backends() -> list[str]:
     from torch._dynamo.backends.registry import list_backends
 
-    return sorted(list_backends())
+    return sorted(name for name in list_backends() if name != OWN)
 
 
-def passes(manager: PassManager, disabled: Iterable[str], wins: Collection[str] = ()) -> tuple[Choice, ...]:
+def passes(
+    manager: PassManager,
+    disabled: Iterable[str],
+    wins: Collection[str] = (),
+    *,
+    chosen: Collection[str] | None = None,
+    refused: Collection[str] = (),
+) -> tuple[Choice, ...]:
     """All passes, and whether `manager` runs them.
 
-    `disabled` are those that a user left out, `wins` the fusions that run by default on the device.
+    `disabled` are those that a user left out, `chosen` the only ones that one wanted, `refused` those that
+    verification took back; `wins` are the fusions that run by default on the device.
     """
     listed, left_out = {p.name for p in manager.passes}, set(disabled)
     found = [Choice(ALWAYS, OWN, "disabled" if ALWAYS in left_out else "runs, before all others")]
@@ -63,7 +71,9 @@ def passes(manager: PassManager, disabled: Iterable[str], wins: Collection[str] 
         if name in left_out:
             note = "disabled"
         elif name in listed:
-            note = "runs"
+            note = "refused by verification" if name in refused else "runs"
+        elif chosen is not None:
+            note = "not run: not among the passes that were chosen"
         elif name in RAISE:
             note = "not run: for models that are not made of named ops"
         else:

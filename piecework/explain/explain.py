@@ -57,6 +57,7 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
     """Report on programs that are there."""
     config, device = programs.config, programs.device
     model = programs.model
+    described = (describe_program("body", programs.body), describe_program("head", programs.head))
     return Report(
         model=config.load.model,
         architecture=model.config.architecture,
@@ -65,7 +66,7 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=max_len,
         compiler=recipe.compiler.name,
-        programs=(describe_program("body", programs.body), describe_program("head", programs.head)),
+        programs=described,
         capture=describe_captures(programs),
         break_even=break_even(programs),
         devices=devices(),
@@ -74,6 +75,10 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
             recipe.passes(model),
             config.compilation_config.disable_passes,
             default_fusions(device.name, model.dtype),
+            chosen=config.compilation_config.passes,
+            refused={
+                entry.name for program in described for entry in program.passes if entry.status == "refused"
+            },
         ),
     )
 

@@ -132,7 +132,7 @@ def _listed(shapes: Shapes) -> str:
 
 
 def _report(where: str, faults: list[tuple[str, list[str]]]) -> str:
-    text = [f"{where}: the weights do not fit the model"]
+    text = [f"{where}: the weights do not fit the model:"]
     for kind, lines in faults:
         if lines:
             more = [f"and {len(lines) - LISTED} more"] if len(lines) > LISTED else []

@@ -107,8 +107,11 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
             {"prefill_graph": "full"},
             "prefill_graph='full' is not allowed: one of auto, eager, piecewise",
         ),
-        ({"capture_sizes": [1, 0]}, "decode_capture_sizes=0 is not allowed: positive integers"),
-        ({"capture_sizes": [1.5]}, "decode_capture_sizes=1.5 is not allowed: positive integers"),
+        (
+            {"capture_sizes": [1, 0]},
+            "decode_capture_sizes=[1, 0] is not allowed: a list of positive integers",
+        ),
+        ({"capture_sizes": [1.5]}, "decode_capture_sizes=[1.5] is not allowed: a list of positive integers"),
         (
             {"capture_sizes": [1, 65]},
             "decode_capture_sizes=[1, 65] is not allowed: sizes from 1 to max_num_seqs=64, and 65 is not",

@@ -12,11 +12,13 @@
 #include "attention.h"
 #include "block_dot.h"
 #include "embedding.h"
+#include "int8_linear.h"
 #include "linear.h"
 #include "run.h"
 
 extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
 extern "C" void piecework_linear(const piecework::LinearCall*);
+extern "C" void piecework_linear_w8a8(const piecework::W8A8Call*);
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
 extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
 extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*);
@@ -78,6 +80,23 @@ void blocks(int64_t rows, int64_t outputs, int64_t count, int64_t kind) {
                              rows,         outputs,      inputs,  kind,         FLOAT32};
   piecework_linear_blocks(&call);
   for (size_t i = 0; i < y.size; ++i) expect(std::isfinite(y.data[i]), "linear_blocks");
+}
+
+void int8(int64_t rows, int64_t outputs, int64_t inputs) {
+  Buffer<int8_t> x(rows * inputs), w(outputs * inputs);
+  for (auto* b : {&x, &w})
+    for (size_t i = 0; i < b->size; ++i) b->data[i] = int8_t(generator());
+  Buffer<float> scale(outputs), y(rows * outputs);
+  for (int64_t n = 0; n < outputs; ++n) scale.data[n] = 1;
+  const W8A8Call call{x.data.get(), w.data.get(), scale.data.get(), nullptr, nullptr, nullptr, y.data.get(),
+                      rows,         outputs,      inputs,           inputs,  FLOAT32, FLOAT32};
+  piecework_linear_w8a8(&call);
+  for (int64_t m = 0; m < rows; ++m)
+    for (int64_t n = 0; n < outputs; ++n) {
+      int32_t sum = 0;
+      for (int64_t k = 0; k < inputs; ++k) sum += int32_t(x.data[m * inputs + k]) * w.data[n * inputs + k];
+      expect(y.data[m * outputs + n] == float(sum), "linear_w8a8");
+    }
 }
 
 void embedding() {
@@ -192,6 +211,8 @@ int main() {
   for (int64_t kind : {Q4_0, Q4_1, Q8_0})
     for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
   blocks(40, 200, 9, Q4_1);
+  for (int64_t rows : {1, 3, 9, 53}) int8(rows, 21, 75);
+  int8(50, 200, 2070);
   embedding();
   pieces();
   std::printf("ok\n");

@@ -50,20 +50,24 @@ def _exact(x: torch.Tensor, weight: torch.Tensor) -> None:
     assert torch.equal(_product(x, weight), wanted.float())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 32, 67])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 32, 48, 53, 67])
 def test_products_are_exact(rows: int) -> None:
-    for k, n in [(576, 192), (1536, 64), (577, 37), (31, 5), (1, 1), (16, 3), (65, 130)]:
+    for k, n in [(576, 192), (1536, 64), (577, 37), (31, 5), (1, 1), (16, 3), (65, 130), (4101, 23)]:
         _exact(_int8(rows, k), _int8(n, k))
 
 
 def test_the_largest_sums_are_exact() -> None:
-    low = torch.full((5, 4099), -128, dtype=torch.int8)
-    for x, weight in [(low, low), (low, -1 - low), (-1 - low, low), (-1 - low, -1 - low)]:
-        _exact(x, weight)
+    for rows in (5, 50):
+        low, weight = (
+            torch.full((rows, 4099), -128, dtype=torch.int8),
+            torch.full((5, 4099), -128, dtype=torch.int8),
+        )
+        for x, w in [(low, weight), (low, -1 - weight), (-1 - low, weight), (-1 - low, -1 - weight)]:
+            _exact(x, w)
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12), st.integers(1, 140), st.integers(1, 80))
+@given(st.integers(1, 12) | st.integers(45, 60), st.integers(1, 140), st.integers(1, 80))
 def test_any_shape_is_exact(rows: int, k: int, n: int) -> None:
     _exact(_int8(rows, k), _int8(n, k))
 

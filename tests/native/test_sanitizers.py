@@ -11,7 +11,10 @@ from piecework.native import toolchain
 from piecework.native.library import SOURCES
 
 HERE = Path(__file__).parent
-KERNELS = [SOURCES / f"{name}.cpp" for name in ("attention", "linear", "block_linear", "embedding", "run")]
+KERNELS = [
+    SOURCES / f"{name}.cpp"
+    for name in ("attention", "linear", "block_linear", "int8_linear", "embedding", "run")
+]
 compiler = toolchain.compiler()
 
 

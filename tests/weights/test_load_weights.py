@@ -112,7 +112,7 @@ def test_all_faults_are_in_one_error_and_nothing_is_read() -> None:
     with pytest.raises(ModelError) as error:
         load_weights(model, checkpoint)
     assert str(error.value).splitlines() == [
-        "memory: the weights do not fit the model",
+        "memory: the weights do not fit the model:",
         "2 missing:",
         "  b_proj.weight [3, 5]",
         "  norm.weight [5]",

@@ -157,5 +157,6 @@ def check_names(passes: Sequence[str] | None, disable: Iterable[str]) -> dict[st
     ):
         for name in names:
             if name not in allowed:
-                raise ConfigError(field, name, f"names of {', '.join(allowed)}")
+                always = f" ({ALWAYS} runs in any case)" if field == "passes" else ""
+                raise ConfigError(field, name, f"names of {', '.join(allowed)}{always}")
     return known

@@ -1,9 +1,13 @@
 // Matrix products with int8 weights: exact int32 sums of int8 inputs, and float sums of float inputs.
-#include "int8_dot.h"
+#include "int8_linear.h"
+
+#include "int8_panel.h"
 #include "matrix.h"
 
 namespace piecework {
 namespace {
+
+constexpr int64_t MANY_ROWS = 48;  // from which on it pays to lay weights out anew
 
 int64_t whole_steps(int64_t k, int64_t step) { return (k + step - 1) / step * step; }
 
@@ -68,7 +72,7 @@ void linear_w8a8(int64_t type, const int8_t* x, const int8_t* w, const float* sc
   });
   with_type(type, [=](auto t) {
     using T = decltype(t);
-    tiles<Int8Dot>(packed, width, rows, w, n, k, [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
+    const auto finish = [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
       T* to = (T*)out + r * n + first;
       const floats by = splat(x_scale ? x_scale[r] : 1.f);
       each(count, [&](int64_t i, auto lanes) {
@@ -78,7 +82,11 @@ void linear_w8a8(int64_t type, const int8_t* x, const int8_t* w, const float* sc
         if (bias) z += load(bias + first + i, lanes);
         store(to + i, z, lanes);
       });
-    });
+    };
+#if defined(PIECEWORK_INT8_PANELS)
+    if (rows >= MANY_ROWS) return panels(packed, width, rows, w, n, k, finish);
+#endif
+    tiles<Int8Dot>(packed, width, rows, w, n, k, finish);
   });
 }
 
@@ -105,29 +113,6 @@ void linear_w8(int64_t type, const void* x, const int8_t* w, const float* scale,
 }
 
 }  // namespace
-
-// All fields are 8 bytes, so that there are no gaps. What they mean is said above.
-struct W8A8Call {
-  const int8_t* x;
-  const int8_t* weight;
-  const float* scale;
-  const float* x_scale;
-  const int32_t* quant_bias;
-  const void* bias;
-  void* out;
-  int64_t rows, outputs, inputs, x_stride;
-  int64_t type, bias_type;
-};
-
-struct W8Call {
-  const void* x;
-  const int8_t* weight;
-  const float* scale;
-  const void* bias;
-  void* out;
-  int64_t rows, outputs, inputs, x_stride;
-  int64_t type, bias_type;
-};
 
 }  // namespace piecework
 
