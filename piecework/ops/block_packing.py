@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -48,8 +50,8 @@ def _pack(blocks: Tensor, kind: BlockKind) -> Tensor:
     parts = [_fours(fields.low).flatten(3)]
     if fields.high is not None:
         high, places = _fours(fields.high), _places(kind)
-        # Each has bits of its own in a byte, so that the sum is their union.
-        united = (high.unflatten(3, (-1, len(places))) << places).sum(4, dtype=torch.uint8)
+        moved = high.unflatten(3, (-1, len(places))) << places
+        united: Tensor = functools.reduce(torch.bitwise_or, moved.unbind(4))
         parts.append(united.flatten(3))
     if fields.small is not None:
         small = fields.small.unflatten(0, (groups, GROUP))
@@ -59,8 +61,8 @@ def _pack(blocks: Tensor, kind: BlockKind) -> Tensor:
 
 def _fours(x: Tensor) -> Tensor:
     """[8 G, B, parts, W] -> [G, B, parts, W / 4, 32]: four bytes of each of 8 rows lie together."""
-    fours: Tensor = x.unflatten(-1, (-1, 4)).unflatten(0, (-1, GROUP))
-    return fours.permute(0, 2, 3, 4, 1, 5).flatten(4)
+    fours: Tensor = x.contiguous().view(torch.int32).unflatten(0, (-1, GROUP))  # [G, 8, B, parts, W / 4]
+    return fours.permute(0, 2, 3, 4, 1).contiguous().view(torch.uint8)
 
 
 def _places(kind: BlockKind) -> Tensor:

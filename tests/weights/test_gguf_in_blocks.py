@@ -14,6 +14,7 @@ from tiny import tiny_model
 from piecework.config import EngineConfig
 from piecework.errors import ConfigError
 from piecework.explain.explain import explain
+from piecework.explain.text import headline
 from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinear
 from piecework.layers.linear import Linear
 from piecework.models.config import ModelConfig
@@ -158,6 +159,7 @@ def test_native_pieces_take_them_and_it_is_said_what_stays(
         assert {kind.compiler for kind in program.kinds} == {"native"}
     assert "run as one call" in report.capture.eager_steps
     assert {w.type: w.matrices for w in report.weights} == {"Q4_K": 9, "Q5_K": 3, "Q6_K": 2}
+    assert "; matrices: 9 Q4_K (" in headline(report)
     assert f"{path}: 22 matrices stay in their blocks (17 Q4_K, 3 Q5_K, 2 Q6_K), 0 are" in caplog.text
 
 
