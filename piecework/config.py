@@ -61,7 +61,7 @@ class LoadConfig:
     quantization: str = setting(
         "auto",
         "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored; "
-        "gguf keeps a GGUF file's blocks of 4 or 8 bits as they are, where auto makes floats of them",
+        "gguf keeps a GGUF file's blocks of 4 to 8 bits as they are, where auto makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
     )

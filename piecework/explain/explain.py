@@ -11,6 +11,7 @@ from piecework.explain.breakeven import break_even
 from piecework.explain.outline import open_outline, outline
 from piecework.explain.programs import describe_program
 from piecework.explain.report import CaptureReport, Report
+from piecework.explain.weights import describe_weights
 from piecework.graph.passes.sets import default_fusions
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
@@ -66,6 +67,7 @@ def report_on(programs: Programs, recipe: Recipe, max_len: int) -> Report:
         dtype=str(model.dtype).removeprefix("torch."),
         max_model_len=max_len,
         compiler=recipe.compiler.name,
+        weights=describe_weights(model),
         programs=described,
         capture=describe_captures(programs),
         break_even=break_even(programs),

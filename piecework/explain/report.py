@@ -113,6 +113,15 @@ class BreakEven:
 
 
 @dataclass(frozen=True)
+class Weights:
+    """How many matrices in memory are of one type (a kind of GGUF's blocks, or a dtype), and their bytes."""
+
+    type: str
+    matrices: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Choice:
     """Something that can be chosen by name: a device, a compiler, a pass. `origin` is who brings it."""
 
@@ -132,6 +141,7 @@ class Report:
     dtype: str
     max_model_len: int
     compiler: str
+    weights: tuple[Weights, ...]
     programs: tuple[ProgramReport, ...]
     capture: CaptureReport
     break_even: BreakEven

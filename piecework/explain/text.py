@@ -27,11 +27,13 @@ def report_text(report: Report) -> str:
 
 
 def headline(report: Report) -> str:
-    """The model, and how it runs."""
+    """The model, how it runs, and what its matrices are."""
+    weights = ", ".join(f"{w.matrices} {w.type} ({format_size(w.bytes)})" for w in report.weights)
     return (
         f"{report.model}: {report.architecture} of {report.layers} layers, "
         f"{report.dtype} on {report.device}, compiler {report.compiler}, "
-        f"up to {report.max_model_len} tokens"
+        f"up to {report.max_model_len} tokens; "
+        f"matrices: {weights}"
     )
 
 

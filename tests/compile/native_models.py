@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import torch
@@ -14,22 +15,25 @@ from piecework.graph.build import Options, build_program
 from piecework.graph.passes.sets import default_fusions
 from piecework.graph.passes.structure import Structure
 from piecework.graph.program import Program
-from piecework.layers.blocks import BlockEmbedding, BlockLinear
+from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinear
 from piecework.layers.embedding import Embedding
 from piecework.layers.int8 import StaticInput, W8A8Linear, W8Linear
 from piecework.layers.linear import Linear
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
-from piecework.ops.block_linear import BLOCK, GROUP, SIZES
+from piecework.ops.block_kinds import GROUP, KINDS
 from piecework.runner.recipe import make_passes
 
-SCHEMES = ("float", "dynamic", "static", "offset", "w8", *SIZES)
+SCHEMES = ("float", "dynamic", "static", "offset", "w8", *KINDS, "Q4_K+Q6_K")
 
 
 def native_model(name: str, dtype: torch.dtype, scheme: str = "float") -> CausalLM:
     """A model of two layers with random weights, its linears of the scheme's kind."""
     overrides = {"num_hidden_layers": 2, "max_position_embeddings": MAX_POSITIONS}
+    if any(KINDS[kind].channels == 256 for kind in _kinds(scheme)):
+        overrides |= {"hidden_size": 256, "intermediate_size": 512}
+        overrides |= {"head_dim": 64} if name == "qwen3" else {}
     config = ModelConfig.from_dict(tiny_config(name, **overrides).to_dict())
     model = build_model(config, dtype=dtype, device="cpu", max_positions=MAX_POSITIONS)
     randomize(model)
@@ -40,8 +44,8 @@ def native_model(name: str, dtype: torch.dtype, scheme: str = "float") -> Causal
         made: torch.nn.Module | None = None
         if isinstance(module, Linear):
             made = _linear(module, scheme)
-        elif isinstance(module, Embedding) and scheme in SIZES:
-            packed = _packed(scheme, module.weight.shape)
+        elif isinstance(module, Embedding) and _kinds(scheme):
+            packed = _packed(_kinds(scheme)[0], module.weight.shape)
             made = BlockEmbedding(packed, module.weight.shape[0], dtype)
         if made is not None:
             setattr(model.model.get_submodule(parent), last, made)
@@ -50,9 +54,9 @@ def native_model(name: str, dtype: torch.dtype, scheme: str = "float") -> Causal
 
 def _linear(linear: Linear, scheme: str) -> torch.nn.Module:
     sizes = getattr(linear, "sizes", ())
-    outputs, dtype = linear.weight.shape[0], linear.weight.dtype
-    if scheme in SIZES:
-        return BlockLinear(_packed(scheme, linear.weight.shape), outputs, bias=linear.bias, sizes=sizes)
+    dtype = linear.weight.dtype
+    if kinds := _kinds(scheme):
+        return _block_linear(linear, kinds)
     scale = linear.weight.float().abs().amax(-1) / 127
     rounded = (linear.weight.float() / scale[:, None]).round().to(torch.int8)
     if scheme == "w8":
@@ -70,16 +74,33 @@ def _linear(linear: Linear, scheme: str) -> torch.nn.Module:
     )
 
 
-def _packed(kind: str, shape: torch.Size) -> torch.Tensor:
+def _kinds(scheme: str) -> list[str]:
+    """The kinds of blocks that a scheme names; the last is that of a packed projection's last part."""
+    return scheme.split("+") if scheme.split("+")[0] in KINDS else []
+
+
+def _block_linear(linear: Linear, kinds: list[str]) -> torch.nn.Module:
+    outputs, inputs = linear.weight.shape
+    sizes = getattr(linear, "sizes", ())
+    if len(kinds) == 1 or not sizes:
+        packed = _packed(kinds[0], linear.weight.shape)
+        return BlockLinear(packed, outputs, bias=linear.bias, sizes=sizes)
+    rows = (outputs - sizes[-1], sizes[-1])
+    parts = [_packed(kind, (count, inputs)) for kind, count in zip(kinds, rows, strict=True)]
+    return MixedBlockLinear(parts, rows, bias=linear.bias, sizes=sizes)
+
+
+def _packed(kind: str, shape: Sequence[int]) -> torch.Tensor:
     """Random weights in blocks, of a size near those of a random model."""
     rows, inputs = shape
-    blocks = (-(-rows // GROUP), inputs // BLOCK, SIZES[kind] * GROUP)
-    packed = torch.randint(0, 256, blocks, dtype=torch.uint8)
-    halves = 2 * GROUP if kind == "Q4_1" else GROUP
-    largest = 127 if kind == "Q8_0" else 8
-    scales = torch.rand(*blocks[:2], halves) * inputs**-0.5 / largest
-    scales[..., GROUP:] *= -largest  # minimums
-    packed[..., : 2 * halves] = scales.half().view(torch.uint8)
+    of = KINDS[kind]
+    packed = torch.randint(0, 256, (-(-rows // GROUP), inputs // of.channels, of.size), dtype=torch.uint8)
+    small = {"Q4_K": 255, "Q5_K": 255, "Q6_K": 128}.get(kind, 1)  # as bytes: a kernel takes any
+    scales = torch.rand(*packed.shape[:2], of.head // 2) * inputs**-0.5 / 2 ** (of.bits - 1) / small
+    scales[..., GROUP:] *= 2 ** (of.bits - 1)  # minimums: subtracted where they are scaled
+    if of.minimum and small == 1:
+        scales[..., GROUP:] *= -1
+    packed[..., : of.head] = scales.half().view(torch.uint8)
     return packed
 
 

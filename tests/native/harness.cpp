@@ -26,6 +26,7 @@ extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*)
 namespace {
 using namespace piecework;
 std::mt19937 generator(1);
+constexpr int64_t KINDS[] = {Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K};
 
 // Heap memory of exactly this size: a vector may have more.
 template <typename T>
@@ -70,16 +71,33 @@ void linear(int64_t rows, int64_t outputs, int64_t inputs, bool with_bias) {
     }
 }
 
+// All bytes are random but for the scales and minimums of each block, small numbers: every weight and every scale of 6
+// or 8 bits is met. What a row gives is the sum over the weights that the embedding reads.
 void blocks(int64_t rows, int64_t outputs, int64_t count, int64_t kind) {
-  const int64_t inputs = count * BLOCK, groups = (outputs + GROUP - 1) / GROUP;
+  const Layout layout = layout_of(kind);
+  const int64_t inputs = count * layout.channels(), groups = (outputs + GROUP - 1) / GROUP, stride = outputs + 3;
   auto x = random_values<float>(rows * inputs);
   Buffer<uint8_t> w(groups * count * kind);
-  for (size_t i = 0; i < w.size; ++i) w.data[i] = uint8_t(generator() & 31);  // scales stay small numbers
-  Buffer<float> y(rows * outputs);
-  const BlockLinearCall call{x.data.get(), w.data.get(), nullptr, y.data.get(), inputs,
+  for (size_t i = 0; i < w.size; ++i)
+    w.data[i] = uint8_t(int64_t(i) % kind < layout.head() ? generator() & 31 : generator());
+  Buffer<float> y(rows * stride - 3);
+  const BlockLinearCall call{x.data.get(), w.data.get(), nullptr, y.data.get(), inputs, stride,
                              rows,         outputs,      inputs,  kind,         FLOAT32};
   piecework_linear_blocks(&call);
-  for (size_t i = 0; i < y.size; ++i) expect(std::isfinite(y.data[i]), "linear_blocks");
+  Buffer<int64_t> ids(outputs);
+  for (int64_t n = 0; n < outputs; ++n) ids.data[n] = n;
+  Buffer<float> weights(outputs * inputs);
+  const BlockEmbeddingCall all{ids.data.get(), w.data.get(), weights.data.get(), outputs, inputs, groups, kind, FLOAT32};
+  piecework_embedding_blocks(&all);
+  for (int64_t m = 0; m < rows; ++m)
+    for (int64_t n = 0; n < stride - (m == rows - 1 ? 3 : 0); ++n) {
+      double sum = 0, size = 0;
+      for (int64_t k = 0; n < outputs && k < inputs; ++k) {
+        const double product = double(x.data[m * inputs + k]) * weights.data[n * inputs + k];
+        sum += product, size += std::abs(product);
+      }
+      expect(std::abs(y.data[m * stride + n] - sum) <= 0.03 * size, "linear_blocks");  // int8 activations
+    }
 }
 
 void int8(int64_t rows, int64_t outputs, int64_t inputs) {
@@ -102,14 +120,15 @@ void int8(int64_t rows, int64_t outputs, int64_t inputs) {
 void embedding() {
   const int64_t ids[] = {4, 0, -1, 5, int64_t(1) << 60, 3};  // of 5, or of 8 in one group
   auto table = random_values<float>(5 * 9);
-  Buffer<float> y(6 * 7), z(6 * 64);
+  Buffer<float> y(6 * 7), z(6 * 256);
   const EmbeddingCall call{ids, table.data.get(), y.data.get(), 6, 7 * 4, 9 * 4, 5};
   piecework_embedding(&call);
-  for (int64_t kind : {Q4_0, Q4_1, Q8_0}) {
-    Buffer<uint8_t> w(2 * kind);
-    const BlockEmbeddingCall blocks{ids, w.data.get(), z.data.get(), 6, 64, 1, kind, FLOAT32};
+  for (int64_t kind : KINDS) {
+    const int64_t size = layout_of(kind).channels();
+    Buffer<uint8_t> w(kind);
+    const BlockEmbeddingCall blocks{ids, w.data.get(), z.data.get(), 6, size, 1, kind, FLOAT32};
     piecework_embedding_blocks(&blocks);
-    expect(z.data[0] == 0 && std::isnan(z.data[2 * 64]) && z.data[3 * 64] == 0, "embedding_blocks");
+    expect(z.data[0] == 0 && std::isnan(z.data[2 * size]) && z.data[3 * size] == 0, "embedding_blocks");
   }
   expect(y.data[0] == table.data[4 * 9] && std::isnan(y.data[2 * 7]) && std::isnan(y.data[3 * 7]), "embedding");
 }
@@ -208,9 +227,9 @@ int main() {
   all<float>();
   all<bf16>();
   all<f16>();
-  for (int64_t kind : {Q4_0, Q4_1, Q8_0})
+  for (int64_t kind : KINDS)
     for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
-  blocks(40, 200, 9, Q4_1);
+  for (int64_t kind : {Q4_1, Q4_K, Q6_K}) blocks(40, 200, 3, kind);
   for (int64_t rows : {1, 3, 9, 53}) int8(rows, 21, 75);
   int8(50, 200, 2070);
   embedding();

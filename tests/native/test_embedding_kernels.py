@@ -8,7 +8,7 @@ from torch import Tensor
 
 from piecework import ops
 from piecework.native import library
-from piecework.ops.block_linear import GROUP, SIZES
+from piecework.ops.block_kinds import KINDS
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -17,10 +17,9 @@ IDS = torch.tensor([3, 0, 20, 7, 7, 12])
 
 def packed_weights(kind: str, groups: int, blocks: int) -> Tensor:
     """Random weights in blocks whose scales are numbers of a usual size."""
-    packed = torch.randint(0, 256, (groups, blocks, SIZES[kind] * GROUP), dtype=torch.uint8)
-    halves = 2 * GROUP if kind == "Q4_1" else GROUP
-    scales = torch.randn(groups, blocks, halves).half()
-    packed[..., : 2 * halves] = scales.view(torch.uint8)
+    packed = torch.randint(0, 256, (groups, blocks, KINDS[kind].size), dtype=torch.uint8)
+    head = KINDS[kind].head
+    packed[..., :head] = torch.randn(groups, blocks, head // 2).half().view(torch.uint8)
     return packed
 
 
@@ -36,7 +35,7 @@ def test_rows_of_a_table(dtype: torch.dtype, rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", list(SIZES))
+@pytest.mark.parametrize("kind", list(KINDS))
 def test_rows_in_blocks(kind: str, dtype: torch.dtype) -> None:
     op = ops.get("embedding_blocks")
     packed = packed_weights(kind, 3, 2)

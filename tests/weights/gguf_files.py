@@ -9,7 +9,6 @@ from typing import Any
 import gguf
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 Array = npt.NDArray[Any]
@@ -141,24 +140,3 @@ def save_gguf(path: Path, model: Any, architecture: str, **more: Any) -> Path:
     metadata = {k: v for k, v in more.items() if k not in arrays}
     tensors = {**model_tensors(model, architecture), **arrays}
     return write_gguf(path, architecture, {**model_metadata(model.config, architecture), **metadata}, tensors)
-
-
-def random_blocks(rng: np.random.Generator, kind: str, shape: tuple[int, ...]) -> Array:
-    """Random bytes [rows..., row bytes] of weights of a shape, with scales that are finite."""
-    block, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]]
-    raw = rng.integers(0, 256, (*shape[:-1], shape[-1] // block, size), dtype=np.uint8)
-    if block == 1:
-        numbers = torch.from_numpy(rng.standard_normal(shape, dtype=np.float32))
-        dtype = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}[kind]
-        return numbers.to(dtype).view(torch.uint8).numpy().reshape(*shape[:-1], shape[-1] * size)
-    for place in scale_places(kind):
-        scales = rng.uniform(-2, 2, raw.shape[:-1]).astype(np.float16)
-        raw[..., place : place + 2] = scales[..., None].view(np.uint8)
-    return raw.reshape(*shape[:-1], -1)
-
-
-def scale_places(kind: str) -> tuple[int, ...]:
-    """Where in a block the float16 scales lie, from ggml's block structs (ggml-common.h)."""
-    if kind in ("Q4_1", "Q5_1", "Q4_K", "Q5_K"):
-        return 0, 2
-    return (208,) if kind == "Q6_K" else (0,)

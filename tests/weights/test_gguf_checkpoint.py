@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_files import model_metadata, model_tensors, random_blocks, save_gguf, write_gguf
+from gguf_blocks import random_blocks
+from gguf_files import model_metadata, model_tensors, save_gguf, write_gguf
 from tiny import tiny_model
 from transformers import AutoModelForCausalLM
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gguf_files import random_blocks, save_gguf, write_gguf
+from gguf_blocks import random_blocks
+from gguf_files import save_gguf, write_gguf
 from tiny import tiny_model
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS

@@ -14,7 +14,8 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from gguf_files import TYPES, random_blocks, write_gguf
+from gguf_blocks import random_blocks
+from gguf_files import TYPES, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

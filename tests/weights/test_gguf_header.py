@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gguf import GGUFReader
-from gguf_files import random_blocks, write_gguf
+from gguf_blocks import random_blocks
+from gguf_files import write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

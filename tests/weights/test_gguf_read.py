@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from gguf import quants
-from gguf_files import interleave, random_blocks, write_gguf
+from gguf_blocks import random_blocks
+from gguf_files import interleave, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

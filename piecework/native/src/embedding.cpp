@@ -2,26 +2,29 @@
 // An id that the table doesn't have, which is an error of the caller, gives NaN and reads nothing.
 #include <cstring>
 
-#include "block_dot.h"
+#include "blocks.h"
 #include "embedding.h"
 #include "rows.h"
 
 namespace piecework {
 namespace {
 
-// Row r of a block of 8 rows: see piecework/ops/block_linear.py.
-template <typename T>
-void block_row(const uint8_t* block, int64_t kind, int64_t r, T* out) {
-  const float scale = half_at(block, int(r));
-  const float minimum = kind == Q4_1 ? half_at(block, int(GROUP + r)) : kind == Q4_0 ? -8 * scale : 0;
-  const uint8_t* w = block + (kind == Q4_1 ? 32 : 16) + 4 * r;
-  for (int i = 0; i < BLOCK; ++i) {
-    float q;
-    if (kind == Q8_0)
-      q = float(int8_t(w[i / 4 * 32 + i % 4]));
-    else
-      q = float(w[i % 16 / 4 * 32 + i % 4] >> (i < 16 ? 0 : 4) & 15);
-    out[i] = from_float<T>(q * scale + minimum);
+// Row r of a block of 8 rows.
+template <typename K, typename T>
+void block_row(K, const uint8_t* block, int r, T* out) {
+  constexpr Layout layout = K::layout;
+  const float d = half_at(block, r), m = layout.minimum ? half_at(block, GROUP + r) : 0;
+  for (int p = 0; p < layout.parts; ++p) {
+    const uint8_t* part = block + layout.head() + p * layout.part();
+    for (int i = 0; i < BLOCK; ++i) {
+      float scale = d, minimum = m;
+      if (layout.bits == 6)
+        scale *= int8_t(part[2 * r + i / 16]);
+      else if (layout.small())
+        scale *= part[r], minimum *= -float(part[GROUP + r]);
+      if (layout.zero) minimum = scale * -layout.zero;
+      *out++ = from_float<T>(weight_at<layout.bits>(part + layout.small(), r, i) * scale + minimum);
+    }
   }
 }
 
@@ -47,14 +50,17 @@ void piecework_embedding_blocks(const BlockEmbeddingCall* call) {
   with_type(call->type, [=](auto t) {
     using T = decltype(t);
     for_rows(call->rows, 4 * call->inputs, [c = *call](int64_t r) {
-      const int64_t id = c.ids[r], blocks = c.inputs / BLOCK;
+      const int64_t id = c.ids[r];
       T* to = (T*)c.out + r * c.inputs;
       if (id < 0 || id >= c.groups * GROUP) {
         std::memset((void*)to, 0xff, size_t(c.inputs) * sizeof(T));
         return;
       }
-      const uint8_t* group = c.packed + id / GROUP * blocks * c.kind;
-      for (int64_t b = 0; b < blocks; ++b) block_row(group + b * c.kind, c.kind, id % GROUP, to + b * BLOCK);
+      with_kind(c.kind, [&](auto kind) {
+        const int channels = kind.layout.channels();
+        const uint8_t* block = c.packed + id / GROUP * (c.inputs / channels) * c.kind;
+        for (int64_t k = 0; k < c.inputs; k += channels, block += c.kind) block_row(kind, block, int(id % GROUP), to + k);
+      });
     });
   });
 }

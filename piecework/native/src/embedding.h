@@ -15,10 +15,10 @@ struct EmbeddingCall {
 
 struct BlockEmbeddingCall {
   const int64_t* ids;     // [rows]
-  const uint8_t* packed;  // [groups][inputs / 32][kind]
+  const uint8_t* packed;  // [groups][blocks][kind]
   void* out;              // [rows][inputs]
   int64_t rows, inputs, groups;
-  int64_t kind;  // Blocks of block_dot.h
+  int64_t kind;  // Blocks of blocks.h
   int64_t type;  // of out
 };
 
