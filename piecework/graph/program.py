@@ -166,18 +166,28 @@ class Program:
             return env[self.output_slots[0]]
         return tuple(env[slot] for slot in self.output_slots)
 
-    def run(self, inputs: Sequence[Tensor], fill: HoleFn | None = None, *, fills: Fills | None = None) -> Any:
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        fill: HoleFn | None = None,
+        *,
+        fills: Fills | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
         """Run at the inputs' own size, without a graph.
 
         `fill` does attention; without it the op does what it means by itself, one causal sequence.
-        `fills` names functions for other splitting ops.
+        `fills` names functions for other splitting ops. `out` is memory for the result of a program that is
+        one piece with one result.
         """
         env = self.environment(inputs)
+        outputs = None if out is None else [out]
+        assert outputs is None or (self.single and len(self.steps) == 1), "this program makes its own results"
         holes = self.holes(fill, fills)
         pieces, launch = self.pieces, self.device.launch
         for step in self.steps:
             if isinstance(step, PieceCall):
-                results = launch(pieces[step.distinct], step.gather(env))
+                results = launch(pieces[step.distinct], step.gather(env), outputs)
                 for slot, tensor in zip(step.outputs, results, strict=True):
                     env[slot] = tensor
                 del results
@@ -211,8 +221,16 @@ class OpaqueProgram(Program):
         self.graphs_traced = 0
 
     @torch.no_grad()
-    def run(self, inputs: Sequence[Tensor], fill: HoleFn | None = None, *, fills: Fills | None = None) -> Any:
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        fill: HoleFn | None = None,
+        *,
+        fills: Fills | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
         """Call the model; see Program.run."""
+        assert out is None, "a model makes its own results"
         bind = getattr(self._model, "bind_attention", None)
         if bind is None:
             return self._model(*inputs)

@@ -11,16 +11,38 @@ import numpy as np
 import torch
 from torch import Tensor
 
+# Logits that are worked on at a time on the CPU: temporaries stay in the cache and are not mapped anew.
+_CPU_CHUNK = 1 << 17
+
 
 def _uses_numpy(values: Tensor) -> bool:
     return values.device.type == "cpu"
 
 
-def argmax(values: Tensor) -> Tensor:
-    """Return [R] int64, the index of each row's largest value of [R,V] float32; the lowest one among equals.
+def rows_at_a_time(values: Tensor, count: int) -> int:
+    """Return how many of `count` rows of [R,V] should be worked on together, 1 at least."""
+    return min(count, max(1, _CPU_CHUNK // values.shape[-1])) if values.device.type == "cpu" else count
 
-    A row that holds NaN gives the index of a NaN.
+
+def best(values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the largest value of each row of [R,V], of any float type, as [R] float32, and its index [R].
+
+    The index is int64, the lowest one among equals. A row that holds NaN gives a NaN.
     """
+    count = len(values)
+    found, index = values.new_empty(count, dtype=torch.float32), values.new_empty(count, dtype=torch.int64)
+    whole = values.dtype is torch.float32
+    step = count if whole else rows_at_a_time(values, count)
+    room = None if whole else values.new_empty((step, values.shape[1]), dtype=torch.float32)
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        floats = values[part] if room is None else room[: min(step, count - start)].copy_(values[part])
+        index[part] = _argmax(floats)
+        found[part] = floats.gather(-1, index[part].unsqueeze(-1)).squeeze(-1)
+    return found, index
+
+
+def _argmax(values: Tensor) -> Tensor:
     if _uses_numpy(values):
         return torch.from_numpy(values.numpy().argmax(axis=-1))
     return values.argmax(dim=-1)
