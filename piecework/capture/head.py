@@ -9,7 +9,6 @@ from torch import Tensor
 
 from piecework.capture.capture import CapturedProgram
 from piecework.capture.sizes import padded_size
-from piecework.compile.native_piece import NativePiece
 from piecework.devices import Device
 from piecework.graph.counters import Counters
 from piecework.graph.program import Program
@@ -56,7 +55,7 @@ class HeadGraphs:
         step and clear it, page by page; so those of a piece that can write into given memory stay.
         """
         program, count = self.program, rows.shape[0]
-        if not (len(program.steps) == 1 and isinstance(program.pieces[0], NativePiece)):
+        if not program.takes_out:
             logits: Tensor = program.run([rows])
             return logits
         if self._logits is None or self._logits.shape[0] < count:

@@ -66,22 +66,22 @@ class Engine:
 
     def step(self) -> None:
         """Run one step. When it raises, the requests that were part of it have ended with an error."""
-        step = self.scheduler.schedule()
+        time = self._runner.profile.time
+        with time("schedule"):
+            step = self.scheduler.schedule()
+            items = [scheduled.item() for scheduled in step]
         if not step:
             return
         self._steps += 1
         try:
-            results = self._runner.execute([scheduled.item() for scheduled in step])
+            results = self._runner.execute(items)
         except Exception as error:
             for scheduled in step:
                 self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {error}"))
             raise
-        for scheduled, result in zip(step, results, strict=True):
-            try:
-                self._advance(scheduled, result)
-            except Exception as error:
-                log.exception("request %s failed", scheduled.request.request_id)
-                self._end(scheduled.request, scheduled.request.end("error", f"the request failed: {error}"))
+        with time("results"):
+            for scheduled, result in zip(step, results, strict=True):
+                self._take(scheduled, result)
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""
@@ -97,6 +97,14 @@ class Engine:
             steps_total=self._steps,
             finished=dict(self._finished),
         )
+
+    def _take(self, scheduled: Scheduled, result: ItemResult) -> None:
+        request = scheduled.request
+        try:
+            self._advance(scheduled, result)
+        except Exception as error:
+            log.exception("request %s failed", request.request_id)
+            self._end(request, request.end("error", f"the request failed: {error}"))
 
     def _advance(self, scheduled: Scheduled, result: ItemResult) -> None:
         request = scheduled.request

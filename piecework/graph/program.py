@@ -152,6 +152,11 @@ class Program:
         if self.token_input is not None and (tokens := inputs[self.token_input].shape[0]) > self.max_tokens:
             raise ValueError(f"{tokens} tokens; the program is made for {self.max_tokens} at most")
 
+    @property
+    def takes_out(self) -> bool:
+        """Whether it is one piece with one result, which the piece writes right into memory that is given."""
+        return len(self.steps) == 1 and self.single and getattr(self.pieces[0], "direct", False)
+
     def environment(self, inputs: Sequence[Tensor]) -> list[Any]:
         """Make the environment of a run: weights and inputs in their places, the rest None."""
         self.check(inputs)
@@ -177,12 +182,12 @@ class Program:
         """Run at the inputs' own size, without a graph.
 
         `fill` does attention; without it the op does what it means by itself, one causal sequence.
-        `fills` names functions for other splitting ops. `out` is memory for the result of a program that is
-        one piece with one result.
+        `fills` names functions for other splitting ops. `out` is memory for the result, of a program that
+        takes it.
         """
         env = self.environment(inputs)
         outputs = None if out is None else [out]
-        assert outputs is None or (self.single and len(self.steps) == 1), "this program makes its own results"
+        assert outputs is None or self.takes_out, "this program makes its own results"
         holes = self.holes(fill, fills)
         pieces, launch = self.pieces, self.device.launch
         for step in self.steps:

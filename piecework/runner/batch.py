@@ -76,37 +76,38 @@ class BatchInputs:
 
 def build_inputs(items: Sequence[BatchItem], page_size: int, device: Device) -> BatchInputs:
     """Lay the items' tokens one after the other."""
-    spans = [item.span for item in items]
-    begins = np.fromiter([span.start for span in spans], np.int64, len(spans))
-    lengths = np.fromiter([span.length for span in spans], np.int64, len(spans))
-    starts = np.zeros(len(spans) + 1, np.int64)
-    np.cumsum(lengths, out=starts[1:])
-    tokens = int(starts[-1])
-    ids = np.fromiter(chain.from_iterable([item.token_ids for item in items]), np.int64, tokens)
+    begins = np.array([item.span.start for item in items], np.int64)
+    lengths = [item.span.length for item in items]
+    longest = max(lengths)
     table = _table([item.pages for item in items])
-    owners = np.repeat(np.arange(len(spans)), lengths)
-    positions = np.arange(tokens) + (begins - starts[:-1])[owners]
+    owners = np.arange(len(items))
+    if longest == 1:  # a step of decoding, which should cost little
+        starts, positions, contexts = np.arange(len(items) + 1), begins, begins + 1
+    else:
+        starts = np.cumsum([0, *lengths])
+        owners = np.repeat(owners, lengths)
+        positions = np.arange(starts[-1]) + (begins - starts[:-1])[owners]
+        contexts = begins + lengths
+    slots = slots_of(table, owners, positions, page_size)
+    ids = np.fromiter(chain.from_iterable([item.token_ids for item in items]), np.int64, len(positions))
 
     def index(values: NDArray[np.integer]) -> Tensor:
-        return device.place(torch.from_numpy(values.astype(np.int32)))
+        return device.place(torch.from_numpy(values.astype(np.int32, copy=False)))
 
-    metadata = AttentionMetadata(
-        index(slots_of(table, owners, positions, page_size)),
-        device.place(torch.from_numpy(table)),
-        index(starts),
-        index(begins + lengths),
-        int(lengths.max()),
-    )
+    metadata = AttentionMetadata(index(slots), index(table), index(starts), index(contexts), longest)
     input_ids, places = (device.place(torch.from_numpy(values)) for values in (ids, positions))
     return BatchInputs(input_ids, places, starts.tolist(), metadata)
 
 
 def _table(held: Sequence[Sequence[int]]) -> NDArray[np.int32]:
     """Return the items' pages [S, most pages] int32; what is missing is the dummy page."""
-    counts = np.fromiter(map(len, held), np.int64, len(held))
+    counts = [len(pages) for pages in held]
     joined = array("i")
     for pages in held:
         joined.extend(pages)
-    table = np.full((len(held), int(counts.max())), DUMMY_PAGE, np.int32)
-    table[np.arange(table.shape[1]) < counts[:, None]] = np.frombuffer(joined, np.int32)
+    shape, found = (len(held), max(counts)), np.frombuffer(joined, np.int32)
+    if len(found) == shape[0] * shape[1]:
+        return found.reshape(shape)
+    table = np.full(shape, DUMMY_PAGE, np.int32)
+    table[np.arange(shape[1]) < np.array(counts)[:, None]] = found
     return table

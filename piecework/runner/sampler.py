@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
@@ -108,9 +109,8 @@ def _choose_edited(
 def _choose(logits: Tensor, states: Sequence[SamplingState]) -> tuple[list[int], list[int]]:
     """Return a token for each row of logits [R,V], or none at all and the rows that have none."""
     best, tokens = vocab.best(logits)
-    finite = best.isfinite()
-    if not finite.all():
-        return [], (~finite).nonzero().squeeze(-1).tolist()
+    if bad := [row for row, value in enumerate(best.tolist()) if not isfinite(value)]:
+        return [], bad
     random = [row for row, state in enumerate(states) if not state.params.greedy]
     if random:
         chosen = [states[row] for row in random]

@@ -29,17 +29,23 @@ def best(values: Tensor) -> tuple[Tensor, Tensor]:
 
     The index is int64, the lowest one among equals. A row that holds NaN gives a NaN.
     """
+    if values.dtype is torch.float32:
+        index = _argmax(values)
+        return _at(values, index), index
     count = len(values)
     found, index = values.new_empty(count, dtype=torch.float32), values.new_empty(count, dtype=torch.int64)
-    whole = values.dtype is torch.float32
-    step = count if whole else rows_at_a_time(values, count)
-    room = None if whole else values.new_empty((step, values.shape[1]), dtype=torch.float32)
+    step = rows_at_a_time(values, count)
+    room = values.new_empty((step, values.shape[1]), dtype=torch.float32)
     for start in range(0, count, step):
         part = slice(start, start + step)
-        floats = values[part] if room is None else room[: min(step, count - start)].copy_(values[part])
+        floats = room[: min(step, count - start)].copy_(values[part])
         index[part] = _argmax(floats)
-        found[part] = floats.gather(-1, index[part].unsqueeze(-1)).squeeze(-1)
+        found[part] = _at(floats, index[part])
     return found, index
+
+
+def _at(values: Tensor, index: Tensor) -> Tensor:
+    return values.gather(-1, index.unsqueeze(-1)).squeeze(-1)
 
 
 def _argmax(values: Tensor) -> Tensor:
