@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
 
@@ -76,47 +76,37 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
     if not states:
         return Sampled([], [])
     logits = _usable(logits)
-    edited = [row for row, state in enumerate(states) if needs_edit(state)]
-    if not edited:
-        token_ids, bad = _choose(logits, states)
-    else:
-        token_ids, bad = _choose_edited(logits, states, edited)
+    token_ids, bad = _choose(logits, states)
     if bad:
         raise NonFiniteLogitsError(bad)
     return Sampled(token_ids, _sampled_logprobs(logits, token_ids, states))
 
 
-def _choose_edited(
-    logits: Tensor, states: Sequence[SamplingState], edited: Sequence[int]
-) -> tuple[list[int], list[int]]:
-    """Choose where `edited` rows are changed first; only those are copied."""
-    others = sorted({*range(len(states))}.difference(edited))
-    token_ids, bad = [0] * len(states), []
-    for rows in (edited, others):
-        if not rows:
-            continue
-        values, own = logits[torch.tensor(rows, device=logits.device)], [states[row] for row in rows]
-        if rows is edited:
-            values = values.float().contiguous()
-            edit(values, range(len(rows)), own)
-        tokens, unusable = _choose(values, own)
-        bad += [rows[i] for i in unusable]
-        for row, token in zip(rows, tokens, strict=False):
-            token_ids[row] = token
-    return token_ids, sorted(bad)
-
-
 def _choose(logits: Tensor, states: Sequence[SamplingState]) -> tuple[list[int], list[int]]:
-    """Return a token for each row of logits [R,V], or none at all and the rows that have none."""
+    """Return a token for each row of logits [R,V], or none at all and the rows that have none.
+
+    Only rows that are edited are copied, and only those that are drawn are looked at more than once.
+    """
     best, tokens = vocab.best(logits)
+    edited = {row: i for i, row in enumerate(r for r, state in enumerate(states) if needs_edit(state))}
+    sources: list[tuple[Tensor, Tensor, Mapping[int, int] | range]] = [(logits, best, range(len(states)))]
+    if edited:
+        index = torch.tensor(list(edited), device=logits.device)
+        own = logits[index].float().contiguous()
+        edit(own, range(len(edited)), [states[row] for row in edited])
+        best[index], tokens[index] = found = vocab.best(own)
+        sources.append((own, found[0], edited))
     if bad := [row for row, value in enumerate(best.tolist()) if not isfinite(value)]:
         return [], bad
     random = [row for row, state in enumerate(states) if not state.params.greedy]
-    if random:
-        chosen = [states[row] for row in random]
-        uniforms = [uniform(state.seed, state.index) for state in chosen]
-        drawn = draw(logits, best, random, [state.params for state in chosen], uniforms)
-        tokens[torch.tensor(random, device=tokens.device)] = drawn
+    for (values, top, places), changed in zip(sources, (False, True), strict=False):
+        rows = [row for row in random if (row in edited) is changed]
+        if rows:
+            chosen = [states[row] for row in rows]
+            uniforms = [uniform(state.seed, state.index) for state in chosen]
+            numbers = [places[row] for row in rows]
+            drawn = draw(values, top, numbers, [state.params for state in chosen], uniforms)
+            tokens[torch.tensor(rows, device=tokens.device)] = drawn
     token_ids: list[int] = tokens.tolist()
     return token_ids, []
 
