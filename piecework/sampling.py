@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any
 
 from piecework.errors import RequestError
@@ -82,10 +83,16 @@ class SamplingParams:
             _integer("logit_bias", token, 0, None)
             _number("logit_bias", bias, -100.0, 100.0)
 
-    @property
+    @cached_property  # asked for every token
     def greedy(self) -> bool:
         """True where the most likely token is always taken."""
         return self.temperature == 0.0
+
+    @cached_property
+    def edits(self) -> bool:
+        """True where logits are changed, whatever the token's place, before a token is chosen."""
+        factor, amounts = self.repetition_penalty, (self.presence_penalty, self.frequency_penalty)
+        return bool(self.logit_bias or factor != 1.0 or any(amounts))
 
     def with_changes(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed; an unknown field is refused by name."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from piecework.config import DTYPES, check, setting
 from piecework.errors import ConfigError
 
+GROWTH_CASES = ("batch", "context", "layers", "queue")
+
 
 @dataclass(frozen=True)
 class ServingOptions:
@@ -112,6 +114,39 @@ class StartupOptions:
     def layer_counts(self) -> list[int]:
         """The numbers of layers, smallest first; empty for the model as it is."""
         return sorted(set(_positive("layers", self.layers))) if self.layers else []
+
+
+@dataclass(frozen=True)
+class GrowthOptions:
+    """`bench growth`: how a decode step grows with each of four things, one table each."""
+
+    cases: str = setting("batch,context,layers,queue", "which of the tables: " + ", ".join(GROWTH_CASES))
+    batch_sizes: str = setting("1,2,4,8,16,32,64,128", "requests that run at once")
+    contexts: str = setting("128,256,512,1024,2048,4096,8192", "tokens of each request")
+    context_batches: str = setting("1,8", "requests that run at once, in the table of contexts")
+    layers: str = setting("8,16,32,64", "layers, with random weights; a tiny Llama unless --model is given")
+    queue: str = setting("10,100,1000,10000", "requests that wait")
+    running: int = setting(256, "requests that run while others wait")
+    input_len: int = setting(16, "tokens of a request, but in the table of contexts")
+    steps: int = setting(16, "timed steps of each row; medians count")
+    verify: int = setting(4, "prompts of each model run alone, to compare their tokens with those together")
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.chosen()
+        for name in ("batch_sizes", "contexts", "context_batches", "layers", "queue"):
+            self.sizes(name)
+
+    def chosen(self) -> list[str]:
+        """The tables, in the order given."""
+        names = [name.strip() for name in self.cases.split(",")]
+        if not set(names) <= set(GROWTH_CASES) or len(set(names)) < len(names):
+            raise ConfigError("cases", self.cases, "each once of " + ", ".join(GROWTH_CASES))
+        return names
+
+    def sizes(self, name: str) -> list[int]:
+        """The sizes that the field `name` lists, smallest first."""
+        return sorted(set(_positive(name, getattr(self, name))))
 
 
 @dataclass(frozen=True)

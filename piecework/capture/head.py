@@ -25,6 +25,7 @@ class HeadGraphs:
         self._device = device
         self._captured = CapturedProgram(program, device, "piecewise", pool, counters, debug=debug)
         self._rows: Tensor | None = None
+        self._logits: Tensor | None = None
 
     def capture(self, size: int, row: Tensor) -> None:
         """Capture at `size` rows like `row` [1, H]; the largest size comes first."""
@@ -37,15 +38,29 @@ class HeadGraphs:
         self._captured.release()
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Rows [R, H] -> logits [R, V]; those of a graph are overwritten by its next replay."""
+        """Rows [R, H] -> logits [R, V]; the next call may overwrite them."""
         count = rows.shape[0]
         size = padded_size(self._captured.sizes, count)
         if size is None or self._rows is None:
             self.counters.add("eager_runs")
-            logits: Tensor = self.program.run([rows])
-            return logits
+            return self._run(rows)
         static = self._rows[:size]
         static[:count].copy_(rows)
         static[count:].zero_()
         self.counters.add("padded_tokens", size - count)
         return self._captured.replay(size, [static], _NO_HOLES)[0][:count]
+
+    def _run(self, rows: Tensor) -> Tensor:
+        """Run without a graph. Logits are so large that the system would give new memory for them at every
+        step and clear it, page by page; so those of a piece that can write into given memory stay.
+        """
+        program, count = self.program, rows.shape[0]
+        if not program.takes_out:
+            logits: Tensor = program.run([rows])
+            return logits
+        if self._logits is None or self._logits.shape[0] < count:
+            self._logits = None  # before there is more of it
+            self._logits = program.run([rows])
+            return self._logits
+        made: Tensor = program.run([rows], out=self._logits[:count])
+        return made

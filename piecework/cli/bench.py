@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from piecework.bench.options import (
+    GrowthOptions,
     KernelOptions,
     LatencyOptions,
     ServingOptions,
@@ -32,6 +33,7 @@ KINDS = {
     "latency": "one batch of a fixed shape, again and again, without a server",
     "throughput": "many prompts at once, without a server",
     "startup": "cold and warm starts, from a new process to the first token, stage by stage",
+    "growth": "how a decode step grows with batch, context, layers and queue, part by part",
     "kernels": "each fused op against the ops that it replaces, on a device, without a model",
 }
 OPTIONS = {
@@ -39,6 +41,7 @@ OPTIONS = {
     "latency": LatencyOptions,
     "throughput": ThroughputOptions,
     "startup": StartupOptions,
+    "growth": GrowthOptions,
     "kernels": KernelOptions,
 }
 
@@ -58,6 +61,7 @@ def run(arguments: Sequence[str]) -> int:
         "latency": _latency,
         "throughput": _throughput,
         "startup": _startup,
+        "growth": _growth,
         "kernels": _kernels,
     }
     return commands[kind](arguments[1:])
@@ -130,6 +134,19 @@ def _startup(arguments: Sequence[str]) -> int:
     with progress("starts", starts) as done:
         report = run_startup(given_settings(EngineConfig, args), options, done)
     print(json.dumps(report) if args.json else startup_table(report))
+    return 0
+
+
+def _growth(arguments: Sequence[str]) -> int:
+    from piecework.bench.growth import count_rows, run_growth
+    from piecework.bench.growth_report import growth_tables
+
+    args = make_parser("growth").parse(arguments)
+    options = config_from_args(GrowthOptions, args)
+    show_logs(config_from_args(EngineConfig, args).log_level)
+    with progress("rows", count_rows(options)) as done:
+        report = run_growth(given_settings(EngineConfig, args), options, done)
+    print(json.dumps(report) if args.json else growth_tables(report))
     return 0
 
 

@@ -131,9 +131,14 @@ class Device(ABC):
         """Return a tensor at the same address that doesn't keep the memory from being used again."""
         raise NotImplementedError(f"the device {self.name} has no weak references to tensors")
 
-    def launch(self, piece: Launchable, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Run a piece, during a capture or not. Every call of a piece goes through here, but for chains."""
-        return piece(inputs)
+    def launch(
+        self, piece: Launchable, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
+    ) -> Sequence[Tensor]:
+        """Run a piece, during a capture or not; `outputs` are given outside captures only.
+
+        Every call of a piece goes through here, but for chains.
+        """
+        return piece(inputs, outputs)
 
     def notify(  # noqa: B027 - hardware has no use for it
         self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()

@@ -29,7 +29,7 @@ class Engine:
         self.pool = PagePool(runner.cache.num_pages)
         self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
-        self._requests: dict[tuple[str, int], Request] = {}
+        self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -43,45 +43,45 @@ class Engine:
 
     def is_open(self, request_id: str) -> bool:
         """True while any sample of the request has not ended."""
-        return any(key[0] == request_id for key in self._requests)
+        return request_id in self._requests
 
     def add(self, request: Request) -> None:
         """Queue a request; its id and index must not be in use."""
-        key = (request.request_id, request.index)
-        assert key not in self._requests, f"request {key} is already there"
-        self._requests[key] = request
+        samples = self._requests.setdefault(request.request_id, {})
+        assert request.index not in samples, f"request {request.request_id} is already there"
+        samples[request.index] = request
         self._total += 1
         self._prompt_tokens += len(request.prompt_ids)
         self.scheduler.add(request)
 
     def abort(self, request_id: str) -> None:
         """End all samples of a request as aborted; an unknown or ended id is nothing to do."""
-        for key in [key for key in self._requests if key[0] == request_id]:
-            self._end(self._requests[key], self._requests[key].end("abort"))
+        for request in list(self._requests.get(request_id, {}).values()):
+            self._end(request, request.end("abort"))
 
     def end_all(self, reason: str, error: str | None = None) -> None:
         """End every request, for example when the engine stops."""
-        for request in list(self._requests.values()):
+        for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end(request, request.end(reason, error))
 
     def step(self) -> None:
         """Run one step. When it raises, the requests that were part of it have ended with an error."""
-        step = self.scheduler.schedule()
+        time = self._runner.profile.time
+        with time("schedule"):
+            step = self.scheduler.schedule()
+            items = [scheduled.item() for scheduled in step]
         if not step:
             return
         self._steps += 1
         try:
-            results = self._runner.execute([scheduled.item() for scheduled in step])
+            results = self._runner.execute(items)
         except Exception as error:
             for scheduled in step:
                 self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {error}"))
             raise
-        for scheduled, result in zip(step, results, strict=True):
-            try:
-                self._advance(scheduled, result)
-            except Exception as error:
-                log.exception("request %s failed", scheduled.request.request_id)
-                self._end(scheduled.request, scheduled.request.end("error", f"the request failed: {error}"))
+        with time("results"):
+            for scheduled, result in zip(step, results, strict=True):
+                self._take(scheduled, result)
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""
@@ -98,14 +98,22 @@ class Engine:
             finished=dict(self._finished),
         )
 
+    def _take(self, scheduled: Scheduled, result: ItemResult) -> None:
+        request = scheduled.request
+        try:
+            self._advance(scheduled, result)
+        except Exception as error:
+            log.exception("request %s failed", request.request_id)
+            self._end(request, request.end("error", f"the request failed: {error}"))
+
     def _advance(self, scheduled: Scheduled, result: ItemResult) -> None:
         request = scheduled.request
-        draws = scheduled.draws
         request.computed = scheduled.span.stop
-        request.prompt_logprobs.extend(result.prompt_logprobs)
+        if result.prompt_logprobs:
+            request.prompt_logprobs.extend(result.prompt_logprobs)
         if result.error is not None:
             self._end(request, request.end("error", result.error))
-        elif draws:
+        elif scheduled.draws:
             assert result.token_id is not None, "a completed prompt gives a token"
             self._generated_tokens += 1
             delta = request.accept(result.token_id, result.logprob)
@@ -116,7 +124,10 @@ class Engine:
 
     def _end(self, request: Request, delta: Delta) -> None:
         self.scheduler.remove(request)
-        del self._requests[request.request_id, request.index]
+        samples = self._requests[request.request_id]
+        del samples[request.index]
+        if not samples:
+            del self._requests[request.request_id]
         self._finished[delta.finish_reason or "error"] += 1
         self._tell(request, delta)
         self.on_finish(request, delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -19,9 +20,9 @@ Listener = Callable[[Delta], None]
 class Request:
     """One sample of a client's request: what was asked, what is known so far, and which pages it has.
 
-    `computed` tokens have their KV in `pages`. A preempted request has no pages and computes its prompt
-    and output again; what was sent stays sent. `max_tokens` is resolved: the request never outgrows the
-    context.
+    `num_tokens` are known, prompt and output; `computed` of them have their KV in `pages`. A preempted
+    request has no pages and computes its prompt and output again; what was sent stays sent. `max_tokens` is
+    resolved: the request never outgrows the context.
     """
 
     request_id: str
@@ -35,18 +36,17 @@ class Request:
     detokenizer: Detokenizer | None
     arrival: float = field(default_factory=now)
     output_ids: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
+    pages: array[int] = field(default_factory=lambda: array("i"))
     computed: int = 0
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_logprobs_sent: bool = False
     finished: bool = False
+    num_tokens: int = field(init=False)
     _scheduled_at: float | None = None
     _token_times: list[float] = field(default_factory=list)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens known so far: prompt and output."""
-        return len(self.prompt_ids) + len(self.output_ids)
+    def __post_init__(self) -> None:
+        self.num_tokens = len(self.prompt_ids) + len(self.output_ids)
 
     @property
     def remaining(self) -> int:
@@ -63,10 +63,9 @@ class Request:
 
     def sampling_state(self) -> SamplingState:
         """Everything that the next token depends on besides the logits."""
-        banned = tuple(self.stop_ids) if len(self.output_ids) < self.params.min_tokens else ()
-        return SamplingState(
-            self.params, self.seed, len(self.output_ids), self.prompt_ids, self.output_ids, banned
-        )
+        params, count = self.params, len(self.output_ids)
+        banned = tuple(self.stop_ids) if count < params.min_tokens else ()
+        return SamplingState(params, self.seed, count, self.prompt_ids, self.output_ids, banned)
 
     def mark_scheduled(self) -> None:
         """Note the first time that the request was part of a step."""
@@ -76,6 +75,7 @@ class Request:
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> Delta:
         """Take the next token and tell what it adds; with a finish_reason the delta ends the request."""
         self.output_ids.append(token_id)
+        self.num_tokens += 1
         self._token_times.append(now())
         may_stop = len(self.output_ids) >= self.params.min_tokens
         reason: str | None = None

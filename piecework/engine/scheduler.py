@@ -7,8 +7,10 @@ When no page is free, the youngest request gives up its pages and waits again (p
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from piecework.config import SchedulerConfig
 from piecework.engine.request import Request
@@ -16,24 +18,21 @@ from piecework.kvcache import PagePool, pages_for
 from piecework.runner.batch import BatchItem, Span
 
 
-@dataclass(frozen=True)
-class Scheduled:
-    """A request and the tokens of it that run in this step."""
+class Scheduled(NamedTuple):
+    """A request and the tokens of it that run in this step; `draws`: up to the last known one, so that the
+    next is drawn.
+    """
 
     request: Request
     span: Span
-
-    @property
-    def draws(self) -> bool:
-        """True where the step reaches the last known token, so that the next one is drawn."""
-        return self.span.stop == self.request.num_tokens
+    draws: bool
 
     def item(self) -> BatchItem:
         """The runner's view of it."""
         request, span = self.request, self.span
-        targets: list[int] = []
+        targets: Sequence[int] = ()
         if request.params.prompt_logprobs is not None and not request.prompt_logprobs_sent:
-            targets = list(request.prompt_ids[span.start + 1 : span.stop + 1])
+            targets = request.prompt_ids[span.start + 1 : span.stop + 1]
         return BatchItem(
             token_ids=request.tokens(span.start, span.stop),
             span=span,
@@ -45,14 +44,19 @@ class Scheduled:
 
 
 class Scheduler:
-    """Holds the waiting and the running requests, both in order of arrival."""
+    """Holds the waiting and the running requests, all of them in the order in which they were added.
+
+    That order holds by itself: the oldest that waits is the next to run, and the youngest that runs is the
+    one that waits again. Both are linked, so that a request is taken out of the middle of a long queue as
+    fast as out of a short one.
+    """
 
     def __init__(self, config: SchedulerConfig, pool: PagePool, page_size: int) -> None:
         self._config = config
         self._pool = pool
         self._page_size = page_size
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []
+        self.waiting: OrderedDict[Request, None] = OrderedDict()
+        self.running: OrderedDict[Request, None] = OrderedDict()
         self.preemptions = 0
 
     @property
@@ -62,39 +66,40 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a new request."""
-        self.waiting.append(request)
+        self.waiting[request] = None
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its pages."""
-        if request in self.running:
-            self.running.remove(request)
-        elif request in self.waiting:
-            self.waiting.remove(request)
+        self.running.pop(request, None)
+        self.waiting.pop(request, None)
         self._release(request)
 
     def schedule(self) -> list[Scheduled]:
         """Choose the next step; decoding requests come first, in order of arrival."""
         step: list[Scheduled] = []
-        budget = self._config.max_num_batched_tokens
-        for request in list(self.running):
-            decoding = request.remaining == 1
-            if decoding and request in self.running and self._grow(request):
-                step.append(Scheduled(request, Span(request.computed, 1)))
-        step = [s for s in step if s.request in self.running]  # a later one may have taken its pages
-        budget -= len(step)
-        for request in self.running:
-            if request.remaining > 1 and budget > 0:
+        reading: list[Request] = []
+        running, preemptions = self.running, self.preemptions
+        for request in list(running):
+            if request.remaining > 1:
+                reading.append(request)
+            elif request in running and self._grow(request):
+                step.append(Scheduled(request, Span(request.computed, 1), True))
+        if self.preemptions > preemptions:  # a later one may have taken the pages of one that was chosen
+            step = [s for s in step if s.request in running]
+            reading = [request for request in reading if request in running]
+        budget = self._config.max_num_batched_tokens - len(step)
+        for request in reading:
+            if budget > 0:
                 budget -= self._add_chunk(step, request, budget)
-        while budget > 0 and self.waiting and len(self.running) < self._config.max_num_seqs:
-            request = self.waiting[0]
+        while budget > 0 and self.waiting and len(running) < self._config.max_num_seqs:
+            request = next(iter(self.waiting))
             pages = self._admit(request)
             if pages is None:
                 break
-            self.waiting.popleft()
-            request.pages = pages
+            del self.waiting[request]
+            request.pages.extend(pages)
             request.mark_scheduled()
-            self.running.append(request)
-            self.running.sort(key=_arrival)
+            running[request] = None
             budget -= self._add_chunk(step, request, budget)
         return step
 
@@ -106,37 +111,34 @@ class Scheduler:
         return self._pool.allocate(needed)
 
     def _add_chunk(self, step: list[Scheduled], request: Request, budget: int) -> int:
-        length = min(request.remaining, self._config.chunk_size, budget)
-        step.append(Scheduled(request, Span(request.computed, length)))
+        remaining = request.remaining
+        length = min(remaining, self._config.chunk_size, budget)
+        step.append(Scheduled(request, Span(request.computed, length), length == remaining))
         return length
 
     def _grow(self, request: Request) -> bool:
         """Give a decoding request the page of its next token; False where it was preempted itself."""
-        missing = pages_for(request.num_tokens, self._page_size) - len(request.pages)
-        while missing > 0:
-            pages = self._pool.allocate(missing)
+        while len(request.pages) * self._page_size < request.num_tokens:
+            pages = self._pool.allocate(1)
             if pages is not None:
                 request.pages.extend(pages)
-                return True
-            victim = self.running[-1]
+                continue
+            victim = next(reversed(self.running))
             self._preempt(victim)
             if victim is request:
                 return False
         return True
 
     def _preempt(self, request: Request) -> None:
-        self.running.remove(request)
+        del self.running[request]
         self._release(request)
         request.computed = 0
         if not request.prompt_logprobs_sent:
             request.prompt_logprobs.clear()
-        self.waiting.appendleft(request)
+        self.waiting[request] = None
+        self.waiting.move_to_end(request, last=False)
         self.preemptions += 1
 
     def _release(self, request: Request) -> None:
         self._pool.release(request.pages)
-        request.pages = []
-
-
-def _arrival(request: Request) -> tuple[float, int]:
-    return request.arrival, request.index
+        request.pages = array("i")

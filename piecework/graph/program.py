@@ -152,6 +152,11 @@ class Program:
         if self.token_input is not None and (tokens := inputs[self.token_input].shape[0]) > self.max_tokens:
             raise ValueError(f"{tokens} tokens; the program is made for {self.max_tokens} at most")
 
+    @property
+    def takes_out(self) -> bool:
+        """Whether it is one piece with one result, which the piece writes right into memory that is given."""
+        return len(self.steps) == 1 and self.single and getattr(self.pieces[0], "direct", False)
+
     def environment(self, inputs: Sequence[Tensor]) -> list[Any]:
         """Make the environment of a run: weights and inputs in their places, the rest None."""
         self.check(inputs)
@@ -166,18 +171,28 @@ class Program:
             return env[self.output_slots[0]]
         return tuple(env[slot] for slot in self.output_slots)
 
-    def run(self, inputs: Sequence[Tensor], fill: HoleFn | None = None, *, fills: Fills | None = None) -> Any:
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        fill: HoleFn | None = None,
+        *,
+        fills: Fills | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
         """Run at the inputs' own size, without a graph.
 
         `fill` does attention; without it the op does what it means by itself, one causal sequence.
-        `fills` names functions for other splitting ops.
+        `fills` names functions for other splitting ops. `out` is memory for the result, of a program that
+        takes it.
         """
         env = self.environment(inputs)
+        outputs = None if out is None else [out]
+        assert outputs is None or self.takes_out, "this program makes its own results"
         holes = self.holes(fill, fills)
         pieces, launch = self.pieces, self.device.launch
         for step in self.steps:
             if isinstance(step, PieceCall):
-                results = launch(pieces[step.distinct], step.gather(env))
+                results = launch(pieces[step.distinct], step.gather(env), outputs)
                 for slot, tensor in zip(step.outputs, results, strict=True):
                     env[slot] = tensor
                 del results
@@ -211,8 +226,16 @@ class OpaqueProgram(Program):
         self.graphs_traced = 0
 
     @torch.no_grad()
-    def run(self, inputs: Sequence[Tensor], fill: HoleFn | None = None, *, fills: Fills | None = None) -> Any:
+    def run(
+        self,
+        inputs: Sequence[Tensor],
+        fill: HoleFn | None = None,
+        *,
+        fills: Fills | None = None,
+        out: Tensor | None = None,
+    ) -> Any:
         """Call the model; see Program.run."""
+        assert out is None, "a model makes its own results"
         bind = getattr(self._model, "bind_attention", None)
         if bind is None:
             return self._model(*inputs)

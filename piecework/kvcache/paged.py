@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from piecework.devices import Device
+
+Ints = NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,8 @@ def pages_for(tokens: int, page_size: int) -> int:
     return -(-tokens // page_size)
 
 
-def slots_of(pages: Sequence[int], start: int, length: int, page_size: int) -> list[int]:
-    """Slots (page * page_size + offset) of the positions `start` to `start + length` of a sequence."""
-    positions = range(start, start + length)
-    return [pages[p // page_size] * page_size + p % page_size for p in positions]
+def slots_of(table: Ints, owners: Ints, positions: Ints, page_size: int) -> Ints:
+    """Return the slots [T] (page * page_size + offset) of positions [T] of the sequences `owners` [T], whose
+    pages are the rows of `table` [S, pages].
+    """
+    return table[owners, positions // page_size] * page_size + positions % page_size

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from piecework.devices import Device
@@ -14,8 +19,7 @@ from piecework.runner.sampler import SamplingState
 from piecework.sampling import TokenLogprob
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A run of consecutive tokens or rows: `length` of them from `start` on."""
 
     start: int
@@ -32,11 +36,11 @@ class Span:
         return slice(self.start, self.stop)
 
 
-@dataclass(frozen=True)
-class BatchItem:
+class BatchItem(NamedTuple):
     """One sequence's part of a step.
 
-    `token_ids` stand at the positions of `span`; `pages` hold the sequence's KV up to there. `sampling`
+    `token_ids` stand at the positions of `span`; `pages` hold the sequence's KV up to there, and are read
+    fastest from an array of C ints. `sampling`
     is None where the prompt is not complete yet, so that nothing is drawn. `prompt_targets` are the
     tokens whose log probabilities are wanted, row by row from the first on, with `prompt_top` alternatives.
     """
@@ -49,8 +53,7 @@ class BatchItem:
     prompt_top: int = 0
 
 
-@dataclass(frozen=True)
-class ItemResult:
+class ItemResult(NamedTuple):
     """What a step gave for one item: the drawn token, log probabilities that were asked for, or an error."""
 
     token_id: int | None = None
@@ -61,34 +64,50 @@ class ItemResult:
 
 @dataclass(frozen=True)
 class BatchInputs:
-    """A step as tensors: token ids [T] and positions [T] int64, and each item's span of rows."""
+    """A step as tensors: token ids [T] and positions [T] int64, and where each item's rows begin: item i has
+    those from `starts[i]` to `starts[i + 1]`.
+    """
 
     input_ids: Tensor
     positions: Tensor
-    rows: Sequence[Span]
+    starts: Sequence[int]
     metadata: AttentionMetadata
 
 
 def build_inputs(items: Sequence[BatchItem], page_size: int, device: Device) -> BatchInputs:
     """Lay the items' tokens one after the other."""
-    ids: list[int] = []
-    positions: list[int] = []
-    slots: list[int] = []
-    rows: list[Span] = []
-    for item in items:
-        rows.append(Span(len(ids), item.span.length))
-        ids.extend(item.token_ids)
-        positions.extend(range(item.span.start, item.span.stop))
-        slots.extend(slots_of(item.pages, item.span.start, item.span.length, page_size))
-    width = max(len(item.pages) for item in items)
-    table = [[*item.pages, *[DUMMY_PAGE] * (width - len(item.pages))] for item in items]
-    starts = [0, *(span.stop for span in rows)]
-    contexts = [item.span.stop for item in items]
+    begins = np.array([item.span.start for item in items], np.int64)
+    lengths = [item.span.length for item in items]
+    longest = max(lengths)
+    table = _table([item.pages for item in items])
+    owners = np.arange(len(items))
+    if longest == 1:  # a step of decoding, which should cost little
+        starts, positions, contexts = np.arange(len(items) + 1), begins, begins + 1
+    else:
+        starts = np.cumsum([0, *lengths])
+        owners = np.repeat(owners, lengths)
+        positions = np.arange(starts[-1]) + (begins - starts[:-1])[owners]
+        contexts = begins + lengths
+    slots = slots_of(table, owners, positions, page_size)
+    ids = np.fromiter(chain.from_iterable([item.token_ids for item in items]), np.int64, len(positions))
 
-    def index(values: Sequence[object], dtype: torch.dtype = torch.int32) -> Tensor:
-        return device.place(torch.tensor(values, dtype=dtype))
+    def index(values: NDArray[np.integer]) -> Tensor:
+        return device.place(torch.from_numpy(values.astype(np.int32, copy=False)))
 
-    metadata = AttentionMetadata(
-        index(slots), index(table), index(starts), index(contexts), max(item.span.length for item in items)
-    )
-    return BatchInputs(index(ids, torch.int64), index(positions, torch.int64), rows, metadata)
+    metadata = AttentionMetadata(index(slots), index(table), index(starts), index(contexts), longest)
+    input_ids, places = (device.place(torch.from_numpy(values)) for values in (ids, positions))
+    return BatchInputs(input_ids, places, starts.tolist(), metadata)
+
+
+def _table(held: Sequence[Sequence[int]]) -> NDArray[np.int32]:
+    """Return the items' pages [S, most pages] int32; what is missing is the dummy page."""
+    counts = [len(pages) for pages in held]
+    joined = array("i")
+    for pages in held:
+        joined.extend(pages)
+    shape, found = (len(held), max(counts)), np.frombuffer(joined, np.int32)
+    if len(found) == shape[0] * shape[1]:
+        return found.reshape(shape)
+    table = np.full(shape, DUMMY_PAGE, np.int32)
+    table[np.arange(shape[1]) < np.array(counts)[:, None]] = found
+    return table

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from piecework.runner.vocab import largest, nth_equal
+from piecework.runner.vocab import largest, nth_equal, rows_at_a_time
 from piecework.sampling import SamplingParams
 
 # So many of the best tokens are looked at first, and _GROWTH times as many where the filters keep more.
@@ -23,8 +23,6 @@ _CANDIDATES = 1024
 _GROWTH = 8
 # A draw from the whole vocabulary finds a block of so many tokens first.
 _BLOCK = 256
-# Logits that are worked on at a time on the CPU: temporaries stay in the cache and are not mapped anew.
-_CPU_CHUNK = 1 << 19
 # Below this, temperature counts as this: 1 / temperature stays finite in float32.
 _LOWEST_TEMPERATURE = 1e-5
 
@@ -69,7 +67,7 @@ def draw(
     params: Sequence[SamplingParams],
     uniforms: Sequence[float],
 ) -> Tensor:
-    """Return [len(rows)] int64, a token for each of the named rows of logits [R,V] float32.
+    """Return [len(rows)] int64, a token for each of the named rows of logits [R,V], of any float type.
 
     Filters apply in the order top_k, top_p (the smallest set of the most likely tokens that reaches it,
     in what top_k left), min_p (relative to the best token). `params` and `uniforms`, numbers in [0,1), are
@@ -79,7 +77,7 @@ def draw(
     device, size = logits.device, logits.shape[-1]
     tokens = torch.empty(len(rows), dtype=torch.int64, device=device)
     filtered = [0 < p.top_k < size or p.top_p < 1.0 or p.min_p > 0.0 for p in params]
-    step = max(1, _CPU_CHUNK // size) if device.type == "cpu" else len(rows)
+    step = rows_at_a_time(logits, len(rows))
     methods: tuple[tuple[bool, Callable[[_Rows], Tensor]], ...]
     methods = ((False, _draw_from_all), (True, _draw_filtered))
     for kind, method in methods:
@@ -87,9 +85,8 @@ def draw(
         for start in range(0, len(chosen), step):
             part = chosen[start : start + step]
             index = _index([rows[i] for i in part], device)
-            gathered = _gather(
-                logits[index], best[index], [params[i] for i in part], [uniforms[i] for i in part]
-            )
+            values = logits[index].float().contiguous()
+            gathered = _gather(values, best[index], [params[i] for i in part], [uniforms[i] for i in part])
             tokens[_index(part, device)] = method(gathered)
     return tokens
 

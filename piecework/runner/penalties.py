@@ -22,14 +22,7 @@ Ids = NDArray[np.int64]
 
 def needs_edit(state: SamplingState) -> bool:
     """True where `edit` would change this row's logits."""
-    params = state.params
-    return bool(
-        params.logit_bias
-        or state.banned_ids
-        or params.repetition_penalty != 1.0
-        or params.presence_penalty
-        or params.frequency_penalty
-    )
+    return state.params.edits or bool(state.banned_ids)
 
 
 def edit(logits: Tensor, rows: Sequence[int], states: Sequence[SamplingState]) -> None:

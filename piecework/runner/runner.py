@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from piecework.sampling import TokenLogprob
 
 # The head runs on this many prompt rows at a time, since each row gives a vocabulary of floats.
 _HEAD_ROWS = 128
+_NOTHING = ItemResult()
 
 
 class Runner:
@@ -50,22 +50,23 @@ class Runner:
                 inputs.input_ids,
                 inputs.positions,
                 inputs.metadata,
-                [inputs.rows[i].stop - 1 for i in drawing],
+                [inputs.starts[i + 1] - 1 for i in drawing],
             )
             self.device.synchronize()
         if self._teller is not None:
             self._teller.tell(phase, len(items), inputs.input_ids.shape[0], now() - start)
         with self.profile.time(f"{phase}.sample"):
-            results = [ItemResult() for _ in items]
+            results = [_NOTHING] * len(items)
             if logits is not None:
                 states = [state for item in items if (state := item.sampling) is not None]
                 for i, result in zip(drawing, draw(logits, states), strict=True):
                     results[i] = result
             for i, item in enumerate(items):
                 if item.prompt_targets:
-                    rows = hidden[inputs.rows[i].slice][: len(item.prompt_targets)]
+                    start = inputs.starts[i]
+                    rows = hidden[start : start + len(item.prompt_targets)]
                     scored = self._score(rows, item.prompt_targets, item.prompt_top)
-                    results[i] = replace(results[i], prompt_logprobs=scored)
+                    results[i] = results[i]._replace(prompt_logprobs=scored)
         return results
 
     def _score(self, rows: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -85,7 +86,7 @@ def draw(logits: Tensor, states: Sequence[SamplingState]) -> list[ItemResult]:
         bad = dict.fromkeys(error.rows, f"the model's logits are not finite ({error})")
         good = [row for row in range(len(states)) if row not in bad]
         sampled = sample(logits[good], [states[row] for row in good])
-    drawn = iter(zip(sampled.token_ids, sampled.logprobs, strict=True))
-    return [
-        ItemResult(error=bad[row]) if row in bad else ItemResult(*next(drawn)) for row in range(len(states))
-    ]
+    drawn = map(ItemResult, sampled.token_ids, sampled.logprobs)
+    if not bad:
+        return list(drawn)
+    return [ItemResult(error=bad[row]) if row in bad else next(drawn) for row in range(len(states))]

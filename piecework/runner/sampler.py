@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from piecework.errors import PieceworkError
+from piecework.runner import vocab
 from piecework.runner.nucleus import draw
 from piecework.runner.penalties import edit, needs_edit
 from piecework.runner.random import uniform
-from piecework.runner.vocab import argmax, ranked
 from piecework.sampling import LOWEST_LOGPROB, SamplingParams, TokenLogprob
 
 # Other devices may lack float64 or a sorted search: their logits are copied to the host first.
@@ -30,13 +31,14 @@ class NonFiniteLogitsError(PieceworkError):
         super().__init__(f"no token can be chosen in row {named}: NaN, +inf or only -inf in its logits")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SamplingState:
     """What the next token of one sequence depends on, besides its logits.
 
     `index` counts the sequence's output tokens, and together with `seed` gives the random number.
     `banned_ids` can't be chosen now (end tokens until min_tokens are there). `prompt_ids` and
-    `output_ids` are read only for penalties; numpy arrays are read without a copy.
+    `output_ids` are read only for penalties; numpy arrays are read without a copy. Nobody changes a state;
+    it isn't frozen since that takes five times as long to make, for every token.
     """
 
     params: SamplingParams
@@ -74,24 +76,39 @@ def sample(logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
     if not states:
         return Sampled([], [])
     logits = _usable(logits)
-    values = logits.float().contiguous()
-    edited = [row for row, state in enumerate(states) if needs_edit(state)]
-    if edited:
-        values = values.clone() if values.data_ptr() == logits.data_ptr() else values
-        edit(values, edited, [states[row] for row in edited])
-    tokens = argmax(values)
-    best = values.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    bad = [row for row, finite in enumerate(best.isfinite().tolist()) if not finite]
+    token_ids, bad = _choose(logits, states)
     if bad:
         raise NonFiniteLogitsError(bad)
-    random = [row for row, state in enumerate(states) if not state.params.greedy]
-    if random:
-        chosen = [states[row] for row in random]
-        uniforms = [uniform(state.seed, state.index) for state in chosen]
-        drawn = draw(values, best, random, [state.params for state in chosen], uniforms)
-        tokens[torch.tensor(random, device=tokens.device)] = drawn
-    token_ids: list[int] = tokens.tolist()
     return Sampled(token_ids, _sampled_logprobs(logits, token_ids, states))
+
+
+def _choose(logits: Tensor, states: Sequence[SamplingState]) -> tuple[list[int], list[int]]:
+    """Return a token for each row of logits [R,V], or none at all and the rows that have none.
+
+    Only rows that are edited are copied, and only those that are drawn are looked at more than once.
+    """
+    best, tokens = vocab.best(logits)
+    edited = {row: i for i, row in enumerate(r for r, state in enumerate(states) if needs_edit(state))}
+    sources: list[tuple[Tensor, Tensor, Mapping[int, int] | range]] = [(logits, best, range(len(states)))]
+    if edited:
+        index = torch.tensor(list(edited), device=logits.device)
+        own = logits[index].float().contiguous()
+        edit(own, range(len(edited)), [states[row] for row in edited])
+        best[index], tokens[index] = found = vocab.best(own)
+        sources.append((own, found[0], edited))
+    if bad := [row for row, value in enumerate(best.tolist()) if not isfinite(value)]:
+        return [], bad
+    random = [row for row, state in enumerate(states) if not state.params.greedy]
+    for (values, top, places), changed in zip(sources, (False, True), strict=False):
+        rows = [row for row in random if (row in edited) is changed]
+        if rows:
+            chosen = [states[row] for row in rows]
+            uniforms = [uniform(state.seed, state.index) for state in chosen]
+            numbers = [places[row] for row in rows]
+            drawn = draw(values, top, numbers, [state.params for state in chosen], uniforms)
+            tokens[torch.tensor(rows, device=tokens.device)] = drawn
+    token_ids: list[int] = tokens.tolist()
+    return token_ids, []
 
 
 def prompt_logprobs(logits: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
@@ -115,12 +132,12 @@ def _sampled_logprobs(
     logits: Tensor, token_ids: list[int], states: Sequence[SamplingState]
 ) -> list[TokenLogprob | None]:
     found: list[TokenLogprob | None] = [None] * len(states)
-    wanted = {row: state.params.logprobs for row, state in enumerate(states)}
-    tops = {row: top for row, top in wanted.items() if top is not None}
-    rows = list(tops)
-    entries = _logprobs(logits, rows, [token_ids[row] for row in rows], list(tops.values()))
-    for row, entry in zip(rows, entries, strict=True):
-        found[row] = entry
+    tops = {row: top for row, state in enumerate(states) if (top := state.params.logprobs) is not None}
+    if tops:
+        rows = list(tops)
+        entries = _logprobs(logits, rows, [token_ids[row] for row in rows], list(tops.values()))
+        for row, entry in zip(rows, entries, strict=True):
+            found[row] = entry
     return found
 
 
@@ -138,7 +155,7 @@ def _logprobs(
             raise NonFiniteLogitsError(bad)
         chosen = values.gather(-1, torch.tensor(targets[part], device=logits.device).unsqueeze(-1))
         count = min(max(tops[part]), values.shape[-1])
-        best = ranked(values, count) if count else values.new_zeros((len(index), 0), dtype=torch.int64)
+        best = vocab.ranked(values, count) if count else values.new_zeros((len(index), 0), dtype=torch.int64)
         scores = values.gather(-1, best).clamp(min=LOWEST_LOGPROB).tolist()
         first = chosen.squeeze(-1).clamp(min=LOWEST_LOGPROB).tolist()
         for token, score, ids, numbers, top in zip(

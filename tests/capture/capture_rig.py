@@ -161,7 +161,7 @@ class Rig:
         """Run a step; returns hidden states and logits of every item's last row, as they are now."""
         inputs = build_inputs(items, PAGE, self.device)
         phase = phase or ("decode" if all(item.span.length == 1 for item in items) else "prefill")
-        rows = [span.stop - 1 for span in inputs.rows]
+        rows = [start - 1 for start in inputs.starts[1:]]
         hidden, logits = self.runner.run(phase, inputs.input_ids, inputs.positions, inputs.metadata, rows)
         assert logits is not None
         return hidden.cpu().clone(), logits.cpu().clone()
@@ -190,7 +190,7 @@ class Eager:
         inputs: BatchInputs = build_inputs(items, PAGE, self.device)
         self.model.bind_attention(lambda *args: self.attend(*args, inputs.metadata))
         hidden = self.model(inputs.input_ids, inputs.positions)
-        last = [span.stop - 1 for span in inputs.rows]
+        last = [start - 1 for start in inputs.starts[1:]]
         return hidden, self.model.head(hidden[last])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -47,7 +48,9 @@ def test_shared_pages_stay_until_the_last_owner_leaves():
 
 
 def test_slots_follow_the_page_list():
-    assert slots_of([7, 2], 3, 4, 4) == [31, 8, 9, 10]
+    table = np.array([[7, 2], [5, 0]], np.int32)
+    owners, positions = np.array([0, 0, 0, 1, 0]), np.array([3, 4, 5, 1, 6])
+    assert slots_of(table, owners, positions, 4).tolist() == [31, 8, 9, 21, 10]
     assert [pages_for(n, 4) for n in (0, 1, 4, 5)] == [0, 1, 1, 2]
 
 

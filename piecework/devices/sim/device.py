@@ -129,11 +129,13 @@ class SimDevice(Device):
         """Return a tensor at the same address that owns nothing."""
         return self.memory.alias(tensor)
 
-    def launch(self, piece: Launchable, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+    def launch(
+        self, piece: Launchable, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None
+    ) -> Sequence[Tensor]:
         """Run a piece; during a capture an opaque one is recorded as a single operation."""
         if self._recorder is not None and piece.opaque:
             return self._recorder.record_opaque(piece, inputs)
-        return piece(inputs)
+        return piece(inputs, outputs)
 
     def notify(
         self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
