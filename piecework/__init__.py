@@ -28,4 +28,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'piecework' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
 
-    return getattr(import_module(_EXPORTS[name]), name)
+    from piecework.collector import imports_stay
+
+    with imports_stay():
+        return getattr(import_module(_EXPORTS[name]), name)

@@ -56,7 +56,11 @@ class LoadConfig:
     served_model_name: str | None = setting(None, "the model's name in the API (default: as given)")
     revision: str | None = setting(None, "revision of a hub id")
     cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
-    dtype: str = setting("auto", "the run's precision; auto is what is fastest on the device", choices=DTYPES)
+    dtype: str = setting(
+        "auto",
+        "the run's precision; auto is bfloat16 where the hardware multiplies it, else float32 on a CPU",
+        choices=DTYPES,
+    )
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
     quantization: str = setting(
         "auto",

@@ -22,6 +22,9 @@ from typing import TypedDict
 now = _time.perf_counter
 """Monotonic seconds. Everything that needs a clock takes this one, so that tests have one place to look."""
 
+processor_time = _time.process_time
+"""Seconds that the processor has spent on this process, in all of its threads."""
+
 _OFF: AbstractContextManager[None] = nullcontext()
 
 

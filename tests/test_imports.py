@@ -17,6 +17,7 @@ TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 BOTTOM = {
     "cache",
+    "collector",
     "compilation",
     "debug",
     "json_text",
@@ -38,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": {"native"},
     "layers": {"ops", "models.config"},
     "models": {"ops", "layers"},
-    "weights": MODEL | {"tokenizer"},
+    "weights": MODEL | {"native", "tokenizer"},
     "tokenizer": {"weights"},
     "quantization": MODEL | {"native", "weights", "tokenizer"},
     "devices": {"native", "ops"},

@@ -156,7 +156,7 @@ class KernelOptions:
     ops: str | None = setting(None, "names of fused ops, such as add_rms_norm,split_qkv_rope (default: all)")
     hidden: str = setting("576,2048,4096,8192", "hidden sizes")
     tokens: str = setting("1,32,512,4096", "numbers of tokens")
-    dtype: str = setting("auto", "the precision; auto is what is fastest on the device", choices=DTYPES)
+    dtype: str = setting("auto", "the precision; auto is that of the engine", choices=DTYPES)
     repeats: int = setting(7, "samples of each, taken in turn; the median counts")
     sample_ms: float = setting(2.0, "about how long a sample runs, in milliseconds")
 

@@ -23,6 +23,7 @@ from piecework.errors import ModelError
 from piecework.profile import now
 
 COLD, WARM = "cold", "warm"
+TOTALS = ("total", "processor")
 COMPILED = ("trace", "passes", "split", "compile")
 TINY: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -125,7 +126,7 @@ def start(settings: Mapping[str, Any], prompt_len: int) -> dict[str, Any]:
 def middle(measured: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The medians of repeated starts; what is no time is that of the last."""
     stages = {name: median(m["stages"][name] for m in measured) for name in measured[-1]["stages"]}
-    return {**measured[-1], "stages": stages, "total": median(m["total"] for m in measured)}
+    return {**measured[-1], "stages": stages, **{n: median(m[n] for m in measured) for n in TOTALS}}
 
 
 def comparison(starts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from piecework.collector import imports_stay
 from piecework.errors import PieceworkError
-from piecework.profile import now
+from piecework.profile import now, processor_time
 
 BEGIN = now()
 
@@ -47,12 +48,13 @@ def main() -> int:
 
 
 def start(settings: dict[str, Any], prompt_len: int, spawned: float) -> dict[str, Any]:
-    """Return seconds by stage, in order, the counters, and memory in bytes."""
+    """Return seconds by stage, in order, and of the processor in all; the counters; memory in bytes."""
     before_imports = now()
-    from piecework.config import EngineConfig
-    from piecework.engine.offline import run_requests
-    from piecework.engine.service import Service
-    from piecework.sampling import SamplingParams
+    with imports_stay():
+        from piecework.config import EngineConfig
+        from piecework.engine.offline import run_requests
+        from piecework.engine.service import Service
+        from piecework.sampling import SamplingParams
 
     imported = now()
     resident = _memory("VmRSS")
@@ -62,28 +64,53 @@ def start(settings: dict[str, Any], prompt_len: int, spawned: float) -> dict[str
         prompt = [number % service.model_config.vocab_size for number in range(1, prompt_len + 1)]
         with closing(run_requests(service, [prompt], [params])) as deltas:
             next(deltas)
-        finished = now()
+        finished, processor = now(), processor_time()
         stages = {"interpreter": BEGIN - spawned, "import": imported - before_imports}
         for name, stage in STAGES.items():
             timer = service.profile.snapshot()["timers"].get(name)
             stages[stage] = stages.get(stage, 0.0) + (timer["total_ms"] / 1e3 if timer else 0.0)
         stages["rest"] = loaded - spawned - sum(stages.values())
         stages["first token"] = finished - loaded
+        cache = service.runner.cache
         return {
             "stages": stages,
             "total": finished - spawned,
+            "processor": processor,
             "counters": service.graph_counters(),
             "layers": service.model_config.num_layers,
             "device": service.device_name,
             "dtype": service.dtype,
             "compiler": ", ".join(dict.fromkeys(p.compiler for p in service.runner.programs.body.pieces)),
-            "memory": {
-                "after_import": resident,
-                "peak": _memory("VmHWM"),
-                "weights": service.weight_bytes,
-                "kv_cache": service.kv_bytes,
-            },
+            "memory": memory(
+                resident,
+                _memory("VmHWM"),
+                weights=service.weight_bytes,
+                kv_cache=service.kv_bytes,
+                kv_written=service.kv_bytes * -(-prompt_len // cache.page_size) // cache.num_pages,
+            ),
         }
+
+
+def memory(
+    after_import: int | None, peak: int | None, *, weights: int, kv_cache: int, kv_written: int
+) -> dict[str, Any]:
+    """Return the sizes in bytes and two ratios, None where memory can't be read.
+
+    Both are the peak beyond what imports took: `ratio` over weights and the pages of the cache that the
+    prompt filled, `ratio_reserved` over weights and the whole cache, which takes memory only where written.
+    """
+    sizes = {
+        "after_import": after_import,
+        "peak": peak,
+        "weights": weights,
+        "kv_cache": kv_cache,
+        "kv_written": kv_written,
+    }
+    if peak is None or after_import is None:
+        return {**sizes, "ratio": None, "ratio_reserved": None}
+    used = peak - after_import
+    ratios = {"ratio": used / (weights + kv_written), "ratio_reserved": used / (weights + kv_cache)}
+    return {**sizes, **ratios}
 
 
 def _memory(name: str) -> int | None:

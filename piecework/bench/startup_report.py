@@ -19,6 +19,7 @@ def startup_table(report: Mapping[str, Any]) -> str:
         (stage, *(f"{s['stages'][stage]:.3f}" for s in starts)) for stage in first["stages"]
     ]
     rows.append(("from process start to first token", *(f"{s['total']:.3f}" for s in starts)))
+    rows.append(("processor time till then, all threads", *(f"{s['processor']:.3f}" for s in starts)))
     lines += [table(head, rows), ""]
     lines += [_compiled(s) for s in starts]
     lines += [_comparison(report), *(filter(None, map(_memory, starts)))]
@@ -50,6 +51,9 @@ def _memory(start: Mapping[str, Any]) -> str | None:
     if memory["peak"] is None or memory["after_import"] is None:
         return None
     used, imports = memory["peak"] - memory["after_import"], format_size(memory["after_import"])
-    needed = format_size(memory["weights"] + memory["kv_cache"])
-    peak = f"{format_size(used)} at the peak, beside {imports} of imports"
-    return f"{start['model']}, {start['start']}: {peak}; weights and KV cache take {needed}"
+    weights, written = format_size(memory["weights"]), format_size(memory["kv_written"])
+    return (
+        f"{start['model']}, {start['start']}: {format_size(used)} at the peak, beside {imports} of imports: "
+        f"{memory['ratio']:.2f}x weights ({weights}) and filled pages of the KV cache ({written} of "
+        f"{format_size(memory['kv_cache'])})"
+    )

@@ -1,25 +1,45 @@
-"""`piecework check-env`: says in plain sentences whether this machine is ready."""
+"""`piecework check-env`: says in plain sentences whether this machine is ready, and whether a model fits."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 
-from piecework.cli.environment import check_environment
-from piecework.cli.parser import Parser
+from piecework.cli.environment import Finding, check_environment
+from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.model_fit import check_model
+from piecework.cli.parser import Parser, UserError
+from piecework.config import EngineConfig
 
 DESCRIPTION = """\
 Check Python, torch, packages, processor, memory, compiler and model cache: one sentence each.
-The exit code is 1 where one of them is a problem."""
+
+With MODEL, say what it would take of memory with the settings that are given, before it is loaded: its
+weights, the KV cache, whether both fit. Only headers are read, and nothing is fetched.
+The exit code is 1 where there is a problem."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns 1 where there is a problem."""
     args = make_parser().parse(arguments)
-    findings = check_environment(args.cache_dir)
+    given = {"model": args.given_model} if args.given_model is not None else {}
+    if given and hasattr(args, "model"):
+        raise UserError(f"the model is given twice: {args.given_model} and --model {args.model}")
+    config = config_from_args(EngineConfig, args, **given)
+    findings = check_environment(config.load.cache_dir)
+    figures: dict[str, object] = {}
+    if given or hasattr(args, "model"):
+        if find_spec("torch") is None:
+            findings.append(Finding("model", "problem", "Whether the model fits is known with torch only."))
+        else:
+            found, about = check_model(config)
+            findings += about
+            figures = {**asdict(found), "fits": found.fits}
     for finding in findings:
-        print(json.dumps(asdict(finding)) if args.json else f"{finding.level:<8} {finding.text}")
+        line = asdict(finding) | ({"figures": figures} if finding.subject == "fit" else {})
+        print(json.dumps(line) if args.json else f"{finding.level:<8} {finding.text}")
     problems = sum(finding.level == "problem" for finding in findings)
     if not args.json:
         print(f"\n{problems} problem{'s' * (problems != 1)} found." if problems else "\nReady.")
@@ -29,6 +49,7 @@ def run(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """Return the parser of the command."""
     parser = Parser("check-env", DESCRIPTION)
-    parser.add_argument("--cache-dir", metavar="DIR", help="where models are kept")
+    parser.add_argument("given_model", nargs="?", metavar="MODEL", help="a model to check, as --model")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
+    add_config_flags(parser, EngineConfig)
     return parser

@@ -160,7 +160,7 @@ def _compiler() -> Iterator[Finding]:
     if found:
         yield Finding("compiler", "ok", f"A C++ compiler is at {found}.")
     else:
-        yield Finding("compiler", "note", "There is no C++ compiler; this version of Piecework needs none.")
+        yield Finding("compiler", "note", "There is no C++ compiler; everything runs in torch, slower.")
 
 
 def _cache(cache_dir: str | None) -> Iterator[Finding]:

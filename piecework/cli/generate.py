@@ -15,6 +15,7 @@ from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import doing
 from piecework.cli.prompts import Prompt, read_prompts
 from piecework.cli.sampling_flags import add_sampling_flags, sampling_changes
+from piecework.collector import imports_stay
 from piecework.config import EngineConfig
 from piecework.engine.offline import in_order, run_requests
 from piecework.engine.outputs import Delta
@@ -44,7 +45,8 @@ def run(arguments: Sequence[str]) -> int:
     show_logs(config.log_level)
 
     with doing(f"loading {config.load.model}"):
-        from piecework.engine.service import Service
+        with imports_stay():
+            from piecework.engine.service import Service
 
         loaded = Service(config)
     with closing(loaded) as service:

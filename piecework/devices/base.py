@@ -69,8 +69,8 @@ class Device(ABC):
         """Return the bytes that can still be allocated."""
 
     @abstractmethod
-    def default_kv_cache_memory(self) -> int:
-        """Return the bytes that the KV cache takes where the user names no size."""
+    def default_kv_cache_memory(self, free: int) -> int:
+        """Return the bytes of `free` that the KV cache takes where the user names no size."""
 
     @abstractmethod
     def synchronize(self) -> None:

@@ -37,9 +37,9 @@ class CpuDevice(Device):
         """Return the host memory that is left."""
         return available_host_memory()
 
-    def default_kv_cache_memory(self) -> int:
+    def default_kv_cache_memory(self, free: int) -> int:
         """Return min(1 GiB, a quarter of free memory): other programs live here too."""
-        return min(GIB, self.free_memory() // 4)
+        return min(GIB, free // 4)
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate zeros that take memory, and time, only where they are written to: a cache starts empty."""

@@ -85,9 +85,9 @@ class CudaDevice(Device):
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return int(free)
 
-    def default_kv_cache_memory(self) -> int:
+    def default_kv_cache_memory(self, free: int) -> int:
         """Return most of what is free; a server has the GPU to itself."""
-        return int(self.free_memory() * _KV_SHARE)
+        return int(free * _KV_SHARE)
 
     def synchronize(self) -> None:
         """Wait for all streams of the GPU."""

@@ -36,5 +36,8 @@ def materialise(model: nn.Module, device: torch.device) -> None:
     for module in model.modules():
         for name, given in module.named_parameters(recurse=False):
             if given.is_meta:
-                made = nn.Parameter(torch.empty_like(given, device=device), requires_grad=False)
+                # Not empty_like, which asks meta's implementations in Python: seconds, and 20 MB of sympy.
+                made = nn.Parameter(
+                    torch.empty(given.shape, dtype=given.dtype, device=device), requires_grad=False
+                )
                 setattr(module, name, made)

@@ -26,6 +26,12 @@ def inputs_of(packed: Tensor) -> int:
     return packed.shape[1] * kind_of(packed).channels
 
 
+def packed_shape(rows: int, inputs: int, name: str) -> tuple[int, int, int]:
+    """Return the shape of packed weights [rows, inputs] of the kind `name`."""
+    kind = KINDS[name]
+    return -(-rows // GROUP), inputs // kind.channels, kind.size
+
+
 def pack_blocks(rows: Tensor, name: str) -> Tensor:
     """Put rows as they are in a file into groups of 8, the last one filled up with zeros.
 

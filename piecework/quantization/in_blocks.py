@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
+import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -20,10 +23,10 @@ from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.native import library
 from piecework.ops.block_kinds import KINDS
-from piecework.ops.block_packing import pack_blocks
+from piecework.ops.block_packing import pack_blocks, packed_shape
 from piecework.quantization.targets import kept_float, parts_of
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
-from piecework.weights.load import Shapes, load_weights
+from piecework.weights.load import THREADS, Shapes, load_weights
 
 log = logging.getLogger("piecework.load")
 
@@ -43,36 +46,27 @@ def load_in_blocks(
     """
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-    offered = set(checkpoint.names())
-    routers = kept_float(model) - {"lm_head"}
-    found: dict[str, list[_Part]] = {}
+    found = block_matrices(model, checkpoint)
     taken: dict[str, Shapes] = {}
-    for name, module in model.named_modules():
-        if not isinstance(module, Linear | Embedding) or name in routers:
-            continue
-        parts = [(f"{name}.weight", module.weight.shape[0])]
-        if isinstance(module, Linear):
-            parts = [
-                (f"{part.linear}.weight", part.count)
-                for part in parts_of(model, name, module, offered.__contains__)
-            ]
-        if all(part in offered and checkpoint.kind(part).name in KINDS for part, _ in parts):
-            found[name] = [_Part(part, rows, checkpoint.kind(part).name) for part, rows in parts]
-            taken |= {part: ((rows, module.weight.shape[1]),) for part, rows in parts}
+    for matrix in found.values():
+        taken |= {part.name: ((part.rows, matrix.inputs),) for part in matrix.parts}
     originals = {name: model.get_submodule(name) for name in found}
     for name, module in originals.items():
         model.set_submodule(name, _Place(module))
     materialise(model, device)
     load_weights(model, checkpoint, taken)
-    for name, module in originals.items():
-        bias = model.get_submodule(name).bias
-        layer = _layer(module, _read(checkpoint, found[name], device), bias, dtype)
-        model.set_submodule(name, layer)
+
+    def read(name: str) -> list[tuple[Tensor, int]]:
+        return _read(checkpoint, found[name], device)
+
+    with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
+        for (name, module), packed in zip(originals.items(), pool.map(read, originals), strict=True):
+            model.set_submodule(name, _layer(module, packed, model.get_submodule(name).bias, dtype))
     if found and not (device.type == "cpu" and library() is not None):
         log.warning(
             "%s: no kernel multiplies by blocks here; the reference does, very slowly", checkpoint.where
         )
-    _report(checkpoint, [part.name for parts in found.values() for part in parts])
+    _report(checkpoint, [part.name for matrix in found.values() for part in matrix.parts])
     return model.eval()
 
 
@@ -86,7 +80,7 @@ class _Place(nn.Module):
 
 
 @dataclass(frozen=True)
-class _Part:
+class BlockPart:
     """A matrix of the file: its name in the model, rows, and kind of blocks."""
 
     name: str
@@ -94,16 +88,65 @@ class _Part:
     kind: str
 
 
-def _read(
-    checkpoint: GgufCheckpoint, parts: Sequence[_Part], device: torch.device
-) -> list[tuple[Tensor, int]]:
-    """Pack the parts. Rows of blocks are independent, so those of neighbours of one kind are put together."""
+@dataclass(frozen=True)
+class BlockMatrix:
+    """A matrix of the model that stays in blocks: its parts in the file, one after the other."""
+
+    inputs: int
+    parts: tuple[BlockPart, ...]
+
+    def runs(self) -> Iterator[tuple[tuple[int, int, int], list[BlockPart]]]:
+        """Yield neighbours of one kind, which are packed together, with the shape that they have then."""
+        for kind, run in itertools.groupby(self.parts, lambda part: part.kind):
+            parts = list(run)
+            yield packed_shape(sum(part.rows for part in parts), self.inputs, kind), parts
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is packed."""
+        return sum(math.prod(shape) for shape, _ in self.runs())
+
+
+def block_matrices(model: CausalLM, checkpoint: GgufCheckpoint) -> dict[str, BlockMatrix]:
+    """Return the linears and embeddings of a float model that stay in blocks, by name."""
+    offered = set(checkpoint.names())
+    routers = kept_float(model) - {"lm_head"}
+    found: dict[str, BlockMatrix] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, Linear | Embedding) or name in routers:
+            continue
+        rows, inputs = module.weight.shape
+        parts = [(f"{name}.weight", rows)]
+        if isinstance(module, Linear):
+            parts = [
+                (f"{part.linear}.weight", part.count)
+                for part in parts_of(model, name, module, offered.__contains__)
+            ]
+        if all(part in offered and checkpoint.kind(part).name in KINDS for part, _ in parts):
+            kinds = [BlockPart(part, count, checkpoint.kind(part).name) for part, count in parts]
+            found[name] = BlockMatrix(inputs, tuple(kinds))
+    return found
+
+
+def _read(checkpoint: GgufCheckpoint, matrix: BlockMatrix, device: torch.device) -> list[tuple[Tensor, int]]:
+    """Pack the parts: rows of blocks are independent, so those of a run are just put together."""
     packed = []
-    for kind, run in itertools.groupby(parts, lambda part: part.kind):
-        some = list(run)
-        rows = [checkpoint.read_blocks(part.name) for part in some]
-        made = pack_blocks(rows[0] if len(rows) == 1 else torch.cat(rows), kind)
-        packed.append((made.to(device), sum(part.rows for part in some)))
+    for shape, parts in matrix.runs():
+        made = _pack(checkpoint, parts, shape)
+        packed.append((made.to(device), sum(part.rows for part in parts)))
+    return packed
+
+
+def _pack(checkpoint: GgufCheckpoint, parts: Sequence[BlockPart], shape: tuple[int, int, int]) -> Tensor:
+    if not all(checkpoint.can_pack(part.name) for part in parts):
+        rows = [checkpoint.read_blocks(part.name) for part in parts]
+        return pack_blocks(rows[0] if len(rows) == 1 else torch.cat(rows), parts[0].kind)
+    packed = torch.empty(shape, dtype=torch.uint8)
+    packed[-1].zero_()  # its last rows may be none of the parts
+    first = 0
+    for part in parts:
+        checkpoint.pack(part.name, packed, first)
+        first += part.rows
     return packed
 
 

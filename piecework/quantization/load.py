@@ -27,6 +27,16 @@ from piecework.weights.load import THREADS, Shapes, load_weights
 log = logging.getLogger("piecework.load")
 
 
+def int8_targets(model: CausalLM, checkpoint: Checkpoint, reader: Reader) -> list[Target]:
+    """List the linears of a float model that become int8. Raises ModelError as `find_targets` does."""
+    if isinstance(reader, FloatReader):
+        reader.exclude(kept_float(model))
+    offered = set(checkpoint.names())
+    return find_targets(
+        model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
+    )
+
+
 def load_model(
     config: ModelConfig,
     checkpoint: Checkpoint,
@@ -49,12 +59,7 @@ def load_model(
         return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-    if isinstance(reader, FloatReader):
-        reader.exclude(kept_float(model))
-    offered = set(checkpoint.names())
-    targets = find_targets(
-        model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
-    )
+    targets = int8_targets(model, checkpoint, reader)
     taken: dict[str, Shapes] = {}
     for target in targets:
         model.set_submodule(target.name, nn.Module())  # a place without weights, until the layer is read

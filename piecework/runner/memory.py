@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from piecework.config import CacheConfig, EngineConfig
 from piecework.devices import Device
 from piecework.errors import ConfigError
-from piecework.kvcache import PagedKVCache, page_bytes, pages_for
+from piecework.kvcache import LayerShape, PagedKVCache, page_bytes, pages_for
 from piecework.models.decoder import CausalLM
 from piecework.runner.programs import layer_shapes
 
@@ -25,10 +27,22 @@ def make_cache(
     No more is taken than the most requests at their longest can use, and `reserved_bytes` of the device
     stay free. A cache that holds less than the `max_model_len` that the user asked for is refused.
     """
-    size = config.cache.page_size
     layers = layer_shapes(model)
+    pages = plan_pages(layers, config, max_model_len, dtype, device, device.free_memory() - reserved_bytes)
+    return PagedKVCache(layers, pages, config.cache.page_size, dtype, device)
+
+
+def plan_pages(
+    layers: Sequence[LayerShape],
+    config: EngineConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: Device,
+    free: int,
+) -> int:
+    """Return how many pages `make_cache` takes of `free` bytes; raises ConfigError as it does."""
+    size = config.cache.page_size
     per_page = page_bytes(layers, size, dtype)
-    free = device.free_memory() - reserved_bytes
     most = config.scheduler.max_num_seqs * pages_for(max_model_len, size) + 1
     pages = min(_wanted_pages(config.cache, per_page, device, free), most)
     asked = config.load.max_model_len
@@ -45,7 +59,7 @@ def make_cache(
         raise ConfigError(
             "kv_cache_memory", pages * per_page, f"at most the {free} bytes that are free on {device.name}"
         )
-    return PagedKVCache(layers, pages, size, dtype, device)
+    return pages
 
 
 def _wanted_pages(cache: CacheConfig, per_page: int, device: Device, free: int) -> int:
@@ -53,4 +67,4 @@ def _wanted_pages(cache: CacheConfig, per_page: int, device: Device, free: int) 
         return cache.num_pages
     if cache.kv_cache_memory is not None:
         return cache.kv_cache_memory // per_page
-    return min(device.default_kv_cache_memory(), free) // per_page
+    return min(device.default_kv_cache_memory(max(free, 0)), free) // per_page

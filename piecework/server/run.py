@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvicorn
 
+from piecework.collector import imports_stay
 from piecework.config import EngineConfig, ServerConfig
 from piecework.errors import ConfigError
 from piecework.server.app import create_app
@@ -118,7 +119,8 @@ class Server(uvicorn.Server):
 
 
 def _load(config: EngineConfig) -> Service:
-    from piecework.engine.service import Service  # seconds, which a mistake in the settings need not wait for
+    with imports_stay():  # seconds, which a mistake in the settings need not wait for
+        from piecework.engine.service import Service
 
     return Service(config)
 

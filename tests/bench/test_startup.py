@@ -11,6 +11,7 @@ from tiny import save_tiny
 
 from piecework.bench.options import StartupOptions
 from piecework.bench.startup import comparison, empty_cache, middle, models, run_startup, start
+from piecework.bench.startup_child import memory
 from piecework.bench.startup_report import startup_table
 from piecework.errors import ConfigError, ModelError
 
@@ -44,7 +45,8 @@ def measured(layers: int, kind: str, compile_seconds: float, hits: int) -> dict[
         "device": "cpu",
         "dtype": "float32",
         "compiler": "inductor",
-        "memory": {"after_import": 2**20, "peak": 3 * 2**20, "weights": 2**19, "kv_cache": 2**19},
+        "processor": 2.5,
+        "memory": memory(2**20, 3 * 2**20, weights=2**20, kv_cache=2**21, kv_written=2**18),
     }
 
 
@@ -98,7 +100,14 @@ def test_the_table_says_what_was_measured() -> None:
     assert [line.split("  ")[0] for line in lines[2 : 2 + len(STAGES)]] == list(STAGES)
     assert any(line.startswith("compile ") and line.endswith("1.000") for line in lines)
     assert "tiny, 8 layers, warm: 4 pieces compiled, 8 times from the cache" in text
-    assert "2.0 MiB at the peak, beside 1.0 MiB of imports; weights and KV cache take 1.0 MiB" in text
+    assert any(line.startswith("processor time") and line.endswith("2.500") for line in lines)
+    assert (
+        "warm: 2.0 MiB at the peak, beside 1.0 MiB of imports: 1.60x weights (1.0 MiB) "
+        "and filled pages of the KV cache (256.0 KiB of 2.0 MiB)" in text
+    )
+    assert starts[0]["memory"]["ratio_reserved"] == pytest.approx(2 / 3)
+    unknown = [{**s, "memory": memory(None, None, weights=1, kv_cache=1, kv_written=1)} for s in starts]
+    assert "imports" not in startup_table({"starts": unknown, **comparison(unknown)})
 
 
 @pytest.mark.slow
@@ -113,6 +122,26 @@ def test_one_start(tmp_path: Path) -> None:
         assert (found["layers"], found["compiler"], found["device"]) == (2, "native", "cpu")
         assert found["counters"]["body"]["pieces"] == 3
         assert found["memory"]["peak"] > found["memory"]["after_import"] > 2**20
+        assert 0 < found["memory"]["kv_written"] < found["memory"]["kv_cache"]
+        assert found["memory"]["ratio"] > found["memory"]["ratio_reserved"] > 0
+        assert 0 < found["processor"] < 8 * found["total"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({"dtype": "float32"}, 1.25),
+        ({"dtype": "bfloat16"}, 1.35),
+        ({"dtype": "bfloat16", "quantization": "w8a8-dynamic"}, 1.5),
+        ({"dtype": "bfloat16", "quantization": "gguf"}, 1.6),
+    ],
+)
+def test_a_warm_start_holds_little_beside_weights(settings: dict[str, Any], most: float) -> None:
+    """Of the default model: about 45 MB are its tokenizer and code that was not read before."""
+    start(settings, prompt_len=16)  # what may have to be built takes more
+    found = start(settings, prompt_len=16)["memory"]
+    assert 1 < found["ratio"] < most, found
 
 
 def test_a_start_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@
 #include "attention.h"
 #include "block_dot.h"
 #include "embedding.h"
+#include "file_blocks.h"
 #include "int8_linear.h"
 #include "linear.h"
 #include "run.h"
@@ -22,6 +23,8 @@ extern "C" void piecework_linear_w8a8(const piecework::W8A8Call*);
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
 extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
 extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*);
+extern "C" void piecework_dequantise_rows(const piecework::DequantiseCall*);
+extern "C" void piecework_pack_rows(const piecework::PackCall*);
 
 namespace {
 using namespace piecework;
@@ -133,6 +136,29 @@ void embedding() {
   expect(y.data[0] == table.data[4 * 9] && std::isnan(y.data[2 * 7]) && std::isnan(y.data[3 * 7]), "embedding");
 }
 
+void dequantise() {
+  const int64_t kinds[][2] = {{FILE_Q4_0, 2}, {FILE_Q4_1, 4}, {FILE_Q8_0, 2}};  // and where the integers begin
+  for (auto [kind, head] : kinds) {
+    Buffer<uint8_t> rows(6 * 2 * kind);
+    std::memset(rows.data.get(), 0, rows.size);
+    for (int64_t r = 0; r < 6; ++r) {
+      rows.data[r * 2 * kind + 1] = 0x3c;  // the scale, 1 in float16
+      rows.data[r * 2 * kind + head] = uint8_t(r);
+    }
+    Buffer<float> y(6 * 64);
+    const DequantiseCall call{rows.data.get(), y.data.get(), 6, 64, kind, 6, FLOAT32};
+    piecework_dequantise_rows(&call);
+    const float zero = kind == FILE_Q4_0 ? -8 : 0;
+    for (int64_t r = 0; r < 6; ++r) expect(y.data[(r % 2 * 3 + r / 2) * 64] == float(r) + zero, "dequantise_rows");
+    Buffer<uint8_t> packed(2 * 2 * 8 * kind);  // rows 5 to 10 of 16
+    std::memset(packed.data.get(), 0, packed.size);
+    const PackCall pack{rows.data.get(), packed.data.get(), 6, 2, kind, 6, 5};
+    piecework_pack_rows(&pack);
+    expect(packed.data[2 * 5 + 1] == 0x3c && packed.data[2 * 4 + 1] == 0, "the scales of pack_rows");
+    expect(packed.data[8 * head + 4 * 6] == 2, "pack_rows");  // row 1 of a half is row 2 of the file
+  }
+}
+
 struct Copy {
   const char* from;
   char* to;
@@ -233,6 +259,7 @@ int main() {
   for (int64_t rows : {1, 3, 9, 53}) int8(rows, 21, 75);
   int8(50, 200, 2070);
   embedding();
+  dequantise();
   pieces();
   std::printf("ok\n");
 }

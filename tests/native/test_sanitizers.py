@@ -11,10 +11,8 @@ from piecework.native import toolchain
 from piecework.native.library import SOURCES
 
 HERE = Path(__file__).parent
-KERNELS = [
-    SOURCES / f"{name}.cpp"
-    for name in ("attention", "linear", "block_linear", "int8_linear", "embedding", "run")
-]
+NAMES = ("attention", "linear", "block_linear", "int8_linear", "embedding", "file_blocks", "run")
+KERNELS = [SOURCES / f"{name}.cpp" for name in NAMES]
 compiler = toolchain.compiler()
 
 

@@ -23,6 +23,7 @@ from piecework.ops.block_kinds import KINDS, OF_SIZE
 from piecework.ops.block_packing import kind_of
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
+from piecework.quantization.sizes import float_outline, weight_bytes
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -192,3 +193,14 @@ def test_blocks_without_a_kernel_are_told(
     _load(checkpoint, True)
     checkpoint.close()
     assert f"{checkpoint.where}: no kernel multiplies by blocks here" in caplog.text
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("in_blocks", [True, False])
+def test_the_size_is_known_before_loading(tmp_path: Path, case: str, in_blocks: bool) -> None:
+    checkpoint = _file(tmp_path, case, {"token_embd": "Q8_0", "attn_k": "Q5_0", "ffn_up": "Q8_0", "": "Q4_1"})
+    outline = float_outline(ModelConfig.from_dict(checkpoint.config), torch.float32)
+    said = weight_bytes(outline, checkpoint, checkpoint if in_blocks else None)
+    model = _load(checkpoint, in_blocks)
+    checkpoint.close()
+    assert said == sum(p.nbytes for p in model.parameters())

@@ -14,6 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.errors import ModelError
+from piecework.native import library
+from piecework.ops.block_packing import pack_blocks, packed_shape
+from piecework.ops.cpu.kernels import FLOATS
+from piecework.weights.gguf import native
 from piecework.weights.gguf.dequantise import STEP, read_rows, restore_halves
 from piecework.weights.gguf.header import read_header
 from piecework.weights.gguf.types import READABLE
@@ -83,3 +87,42 @@ def test_a_file_that_cannot_be_mapped_is_named(tmp_path: Path, content: bytes | 
         (tmp_path / "x").write_bytes(content)
     with pytest.raises(ModelError, match=str(tmp_path / "x")):
         MappedFile(tmp_path / "x")
+
+
+@pytest.mark.skipif(library() is None, reason="there are no kernels")
+@pytest.mark.parametrize("kind", native.KINDS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("head_dim", [None, 6])
+def test_the_kernel_gives_what_numpy_gives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, dtype: torch.dtype, head_dim: int | None
+) -> None:
+    rows, width = 18, 96
+    raw = random_blocks(np.random.default_rng(7), kind, (rows, width))
+    info = read_header(write_gguf(tmp_path / "m.gguf", "llama", {}, {"x": (raw, kind)})).tensors["x"]
+    monkeypatch.setattr(native, "STEP", raw.nbytes // 2)  # two calls, with whole heads in each
+    by_kernel, by_numpy = torch.empty(rows, width, dtype=dtype), torch.empty(rows, width, dtype=dtype)
+    assert native.supports(READABLE[info.type], by_kernel)
+    with MappedFile(tmp_path / "m.gguf") as file:
+        read_rows(file, info.start, READABLE[info.type], by_kernel, head_dim)
+        monkeypatch.setattr(native, "supports", lambda kind, out: False)
+        read_rows(file, info.start, READABLE[info.type], by_numpy, head_dim)
+    assert by_kernel.equal(by_numpy)
+    assert by_kernel.count_nonzero() > rows * width / 2
+
+
+@pytest.mark.skipif(library() is None, reason="there are no kernels")
+@pytest.mark.parametrize("kind", native.KINDS)
+def test_the_kernel_packs_as_torch_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Two matrices in one, the first of them with interleaved heads, and rows that fill no whole group."""
+    width, heads = 96, 3 * 6
+    parts = {n: random_blocks(np.random.default_rng(i), kind, (n, width)) for i, n in enumerate((heads, 11))}
+    path = write_gguf(tmp_path / "m.gguf", "llama", {}, {f"x{n}": (raw, kind) for n, raw in parts.items()})
+    tensors = read_header(path).tensors
+    monkeypatch.setattr(native, "STEP", parts[heads].nbytes // 2)
+    packed = torch.zeros(packed_shape(heads + 11, width, kind), dtype=torch.uint8)
+    with MappedFile(path) as file:
+        for n, at, head_dim in ((heads, 0, 6), (11, heads, None)):
+            info = tensors[f"x{n}"]
+            native.pack_rows(file, info.start, READABLE[info.type], packed, n, at, head_dim)
+    rows = [restore_halves(torch.from_numpy(parts[heads]), 6), torch.from_numpy(parts[11])]
+    assert packed.equal(pack_blocks(torch.cat(rows), kind))

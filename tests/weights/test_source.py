@@ -140,3 +140,15 @@ def test_without_the_hubs_package_the_extra_is_named(tmp_path: Path) -> None:
     code = "import sys\nsys.modules['huggingface_hub'] = None\n"
     said = in_a_process(code + RESOLVE.format(spec="owner/name", revision=None, cache_dir=None))
     assert "pip install 'piecework[hub]'" in said
+
+
+def test_without_fetching_only_what_is_here_is_found(tmp_path: Path) -> None:
+    """With the network on: the hub isn't asked."""
+    pytest.importorskip("huggingface_hub")
+    snapshot = hub_cache(tmp_path / "hub", {"config.json": json.dumps({}), "model.safetensors": ""})
+    code = RESOLVE.replace("cache_dir={cache_dir!r}", "cache_dir={cache_dir!r}, fetch=False")
+    here = {"HF_HOME": str(tmp_path), "HF_ENDPOINT": "http://127.0.0.1:9"}
+    found = in_a_process(code.format(spec="owner/name", revision=None, cache_dir=None), **here)
+    assert found == f"folder {snapshot}"
+    said = in_a_process(code.format(spec="owner/other", revision=None, cache_dir=None), **here)
+    assert said == "model='owner/other' is not on this machine: piecework pull fetches it"

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from piecework.errors import ModelError
+from piecework.weights.gguf import native
 from piecework.weights.gguf.config import architecture_of, config_of
 from piecework.weights.gguf.dequantise import read_rows, restore_halves
 from piecework.weights.gguf.header import Header, TensorInfo, short_header
@@ -92,6 +93,17 @@ class GgufCheckpoint:
         size = width // kind.block * kind.size
         data = torch.from_numpy(self._file.copy(part.start, rows * size)).view(rows, size)
         return restore_halves(data, part.head_dim) if part.head_dim else data
+
+    def can_pack(self, name: str) -> bool:
+        """Whether `pack` can take the matrix."""
+        return native.has_kernels(self.kind(name))
+
+    def pack(self, name: str, packed: Tensor, first: int) -> None:
+        """Put a matrix into rows `first` on of `packed`, on the CPU: see piecework.ops.block_packing."""
+        part = self._part(name)
+        native.pack_rows(
+            self._file, part.start, READABLE[part.type], packed, part.shape[0], first, part.head_dim
+        )
 
     def close(self) -> None:
         """Unmap the file."""

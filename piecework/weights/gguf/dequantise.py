@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from piecework.weights.gguf import native
 from piecework.weights.gguf.types import GgmlType
 from piecework.weights.mapped import MappedFile
 
@@ -50,6 +51,9 @@ def read_rows(file: MappedFile, start: int, kind: GgmlType, out: Tensor, head_di
     interleaves, and they are put back as halves; see `restore_halves`.
     """
     flat = out.unsqueeze(-1) if head_dim and out.dim() == 1 else out.view(-1, out.shape[-1])
+    if native.supports(kind, flat):
+        native.fill_rows(file, start, kind, flat, head_dim)
+        return
     rows, width = flat.shape
     row_bytes = width // kind.block * kind.size
     unit = head_dim or 1

@@ -1,0 +1,162 @@
+"""Whether a model fits into this machine's memory, from the headers of its files, before it is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import torch
+
+from piecework.config import EngineConfig
+from piecework.devices import Device, make_device
+from piecework.errors import ConfigError
+from piecework.kvcache import page_bytes
+from piecework.models.config import ModelConfig
+from piecework.ops.block_kinds import KINDS
+from piecework.quantization.choose import choose_reader, stated_reader
+from piecework.quantization.sizes import float_outline, weight_bytes
+from piecework.runner.load import choose_dtype, context_limit
+from piecework.runner.memory import plan_pages
+from piecework.runner.programs import layer_shapes
+from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.dummy import DummyCheckpoint
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
+from piecework.weights.load import open_checkpoint
+from piecework.weights.source import resolve
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to load the model, and what it takes.
+
+    Attributes:
+        dtype, quantization: the settings that choose it; `auto` is the weights as they are stored.
+        weight_bytes: of all weights.
+        page_bytes: of one page of the KV cache, over all layers.
+        tokens: that the cache could hold in all the memory beside the weights; 0: the weights don't fit.
+    """
+
+    dtype: str
+    quantization: str
+    weight_bytes: int
+    page_bytes: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a model takes of a device's memory.
+
+    Attributes:
+        asked: the choice that the settings make; `others` could be made in its place.
+        free_bytes: of the device now, within the limit of the control group if there is one.
+        page_size: tokens of a page.
+        max_context: tokens of the longest context of model and settings.
+        wanted: tokens that have to fit: `max_model_len` if it is given, else a page.
+        cache_tokens: that the engine's KV cache would hold; 0 where the model doesn't fit.
+        reason: why not, if a setting is at fault.
+    """
+
+    model: str
+    path: str
+    architecture: str
+    num_layers: int
+    device: str
+    asked: Choice
+    others: tuple[Choice, ...]
+    free_bytes: int
+    page_size: int
+    max_context: int
+    wanted: int
+    cache_tokens: int
+    reason: str | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether the engine would start."""
+        return self.cache_tokens > 0
+
+
+def fit(config: EngineConfig) -> Fit:
+    """Say what the model that `config` names would take; nothing is fetched and no weight is read.
+
+    The sizes are those of loading: the same functions choose the layers that are quantised and the pages
+    of the cache. Memory for graphs, on devices that capture some, and for the work of a step comes on top.
+
+    Raises:
+        ModelError: the model isn't on this machine or can't be read.
+        ConfigError: a setting doesn't fit the model or the device.
+    """
+    device, load = make_device(config.device.device), config.load
+    source = resolve(load.model, revision=load.revision, cache_dir=load.cache_dir, fetch=False)
+    with closing(
+        open_checkpoint(source, load.load_format, load.seed, cache_dir=load.cache_dir)
+    ) as checkpoint:
+        model = ModelConfig.from_dict(checkpoint.config)
+        limit = context_limit(load.max_model_len, model)
+        dtype = choose_dtype(load.dtype, device)
+        free = device.free_memory()
+        asked = _choice(config, model, checkpoint, dtype, load.quantization, free)
+        others = [
+            _choice(config, model, checkpoint, other, quantization, free)
+            for other, quantization in _others(checkpoint, device, dtype, load.quantization)
+        ]
+        pages, reason = 1, None
+        if asked.weight_bytes < free:
+            layers = layer_shapes(float_outline(model, dtype))
+            try:
+                pages = plan_pages(layers, config, limit, dtype, device, free - asked.weight_bytes)
+            except ConfigError as error:
+                reason = str(error)
+    return Fit(
+        model=load.model,
+        path=str(source.path),
+        architecture=model.architecture,
+        num_layers=model.num_layers,
+        device=device.name,
+        asked=asked,
+        others=tuple(others),
+        free_bytes=free,
+        page_size=config.cache.page_size,
+        max_context=limit,
+        wanted=load.max_model_len or config.cache.page_size,
+        cache_tokens=(pages - 1) * config.cache.page_size,
+        reason=reason,
+    )
+
+
+def _choice(
+    config: EngineConfig,
+    model: ModelConfig,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    quantization: str,
+    free: int,
+) -> Choice:
+    outline = float_outline(model, dtype)
+    weights = weight_bytes(outline, checkpoint, choose_reader(checkpoint, quantization))
+    size = config.cache.page_size
+    page = page_bytes(layer_shapes(outline), size, dtype)
+    tokens = max(0, (free - weights) // page - 1) * size  # a page is the dummy that padding writes to
+    return Choice(str(dtype).removeprefix("torch."), quantization, weights, page, tokens)
+
+
+def _others(
+    checkpoint: Checkpoint, device: Device, dtype: torch.dtype, asked: str
+) -> Iterator[tuple[torch.dtype, str]]:
+    """Yield what else could be chosen: other precisions, and other forms of float weights."""
+    stored = "auto" if asked in ("auto", "none") else asked
+    forms = ["auto"]
+    if not isinstance(checkpoint, DummyCheckpoint) and stated_reader(checkpoint) is None:
+        forms.append("w8a8-dynamic")
+        if isinstance(checkpoint, GgufCheckpoint) and _has_blocks(checkpoint):
+            forms.append("gguf")
+    for form in forms:
+        for other in (torch.float32, torch.bfloat16) if form == "auto" else (dtype,):
+            if (other, form) != (dtype, stored) and device.supports_dtype(other):
+                yield other, form
+
+
+def _has_blocks(checkpoint: GgufCheckpoint) -> bool:
+    return any(checkpoint.kind(name).name in KINDS for name in checkpoint.names())
