@@ -43,6 +43,13 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
         "linear_w8a8": w8a8,
         "linear_w8": (x, int8_weight, scale, torch.randn(7)),
         "linear_blocks": (torch.randn(tokens, 64), blocks, 9, torch.randn(9)),
+        "linear_block_parts": (
+            torch.randn(tokens, 64),
+            blocks.flatten(),
+            [9],
+            [blocks.shape[-1]],
+            torch.randn(9),
+        ),
         "embedding_blocks": (torch.randint(0, 9, (tokens,)), blocks, torch.float32),
     }[name]
 
