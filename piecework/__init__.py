@@ -28,7 +28,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'piecework' has no attribute {name!r}; it has {', '.join(__all__)}")
     from importlib import import_module
 
-    from piecework.collector import imports_stay
-
-    with imports_stay():
-        return getattr(import_module(_EXPORTS[name]), name)
+    return getattr(import_module(_EXPORTS[name]), name)

@@ -13,8 +13,9 @@ def imports_stay() -> Iterator[None]:
     """Collect nothing while torch is imported in the block, and look at nothing of it ever after.
 
     It makes a quarter of a million objects, and looking for garbage among them takes an eighth of the
-    import's time, and some later. Where torch is there already the block runs as it is: objects of other
-    people would be kept from collection. The collector is not switched on for those who switched it off.
+    import's time, and some later. It is for processes that are ours, the commands: where torch is there
+    already the block runs as it is, since objects of other people would be kept from collection. The
+    collector is not switched on for those who switched it off.
     """
     if "torch" in sys.modules or not gc.isenabled():
         yield
