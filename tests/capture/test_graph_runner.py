@@ -118,7 +118,11 @@ def test_counts_of_captures_replays_and_padding():
     assert (rig.counters.replays, rig.counters.padded_tokens, rig.head_counters.eager_runs) == (1, 0, 0)
 
 
-@pytest.mark.parametrize(("options", "steps"), [(FULL, 200), (PIECEWISE, 60)], ids=["full", "piecewise"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [pytest.param(FULL, 200, marks=pytest.mark.slow), (PIECEWISE, 60)],
+    ids=["full", "piecewise"],
+)
 def test_steps_of_random_batches_make_nothing_new(options, steps):
     rig = Rig(options=options, pages=128).capture()
     dice = random.Random(1)

@@ -86,6 +86,7 @@ def test_piece_that_excludes_one_token_gets_a_variant_for_it(tmp_path: Path) -> 
         torch.testing.assert_close(program.run([x]), gaps(x))
 
 
+@pytest.mark.slow
 def test_piece_that_assumes_another_size_runs_uncompiled(tmp_path: Path) -> None:
     class Assuming(InductorCompiler):
         def _variant(self, piece: Any, context: Any, variant: Any) -> Any:

@@ -92,6 +92,7 @@ def install_with_a_wrong_one(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_found_listed_disabled_and_refused(tmp_path: Path, model: Path) -> None:
     passes, log = explain(install_with_a_wrong_one(tmp_path), model, "--disable-passes", "acme_drop_ones")
     own = ["acme_a_wrong", "acme_add_norm", "acme_drop_ones"]
