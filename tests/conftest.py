@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import hypothesis
@@ -42,3 +43,12 @@ hypothesis.register_random(TORCH_RANDOM)
 @pytest.fixture(autouse=True)
 def _the_same_numbers_each_time() -> None:
     TORCH_RANDOM.seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _the_logger_of_a_library() -> None:
+    """A command that a test ran in this process prints the records itself, and hides them from others."""
+    logger = logging.getLogger("piecework")
+    logger.propagate = True
+    logger.handlers.clear()
+    logger.setLevel(logging.NOTSET)

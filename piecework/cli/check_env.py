@@ -8,9 +8,9 @@ from dataclasses import asdict
 from importlib.util import find_spec
 
 from piecework.cli.environment import Finding, check_environment
-from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.flags import add_config_flags, add_model_argument, config_from_args, model_from_args
 from piecework.cli.model_fit import check_model
-from piecework.cli.parser import Parser, UserError
+from piecework.cli.parser import Parser
 from piecework.config import EngineConfig
 
 DESCRIPTION = """\
@@ -24,9 +24,7 @@ The exit code is 1 where there is a problem."""
 def run(arguments: Sequence[str]) -> int:
     """Run the command; returns 1 where there is a problem."""
     args = make_parser().parse(arguments)
-    given = {"model": args.given_model} if args.given_model is not None else {}
-    if given and hasattr(args, "model"):
-        raise UserError(f"the model is given twice: {args.given_model} and --model {args.model}")
+    given = model_from_args(args)
     config = config_from_args(EngineConfig, args, **given)
     findings = check_environment(config.load.cache_dir)
     figures: dict[str, object] = {}
@@ -49,7 +47,7 @@ def run(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """Return the parser of the command."""
     parser = Parser("check-env", DESCRIPTION)
-    parser.add_argument("given_model", nargs="?", metavar="MODEL", help="a model to check, as --model")
+    add_model_argument(parser, "a model to check")
     parser.add_argument("--json", action="store_true", help="print one JSON object a line")
     add_config_flags(parser, EngineConfig)
     return parser

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from piecework.cli.compilation_flags import compilation_changes
-from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.flags import add_config_flags, add_model_argument, config_from_args, model_from_args
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import doing
@@ -26,10 +26,7 @@ Only the model's configuration is read, no weights. Rewrites are verified on ran
 def run(arguments: Sequence[str]) -> int:
     """Run the command."""
     args = make_parser().parse(arguments)
-    given = {"model": args.given_model} if args.given_model is not None else {}
-    if given and hasattr(args, "model"):
-        raise UserError(f"the model is given twice: {args.given_model} and --model {args.model}")
-    config = config_from_args(EngineConfig, args, **given)
+    config = config_from_args(EngineConfig, args, **model_from_args(args))
     if "verify_passes" not in compilation_changes(args):
         verified = config.compilation_config.with_changes(verify_passes=True)
         config = replace(config, compilation_config=verified)
@@ -67,7 +64,7 @@ def _check_page(page: Path, given: str) -> None:
 def make_parser() -> Parser:
     """Return the parser of the command."""
     parser = Parser("explain", DESCRIPTION)
-    parser.add_argument("given_model", nargs="?", metavar="MODEL", help="what to explain, as --model")
+    add_model_argument(parser, "what to explain")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--html", metavar="FILE", help="also write a page that draws the program")
     add_config_flags(parser, EngineConfig)

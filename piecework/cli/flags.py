@@ -11,6 +11,7 @@ from types import NoneType
 from typing import Any, TypeVar
 
 from piecework.cli.compilation_flags import add_compilation_flags, compilation_changes
+from piecework.cli.parser import UserError
 from piecework.compilation import OTHER_NAMES, read_object
 from piecework.config import build, leaves, read_file, select
 from piecework.units import format_size, parse_size
@@ -31,6 +32,20 @@ def add_config_flags(parser: argparse.ArgumentParser, *trees: type) -> None:
             _add_flag(group, name, leaf.default, kind, leaf.metadata)
         if COMPILATION in leaves(tree):
             add_compilation_flags(parser)
+
+
+def add_model_argument(parser: argparse.ArgumentParser, help: str) -> None:
+    """Add MODEL, another way to give --model; `model_from_args` reads it."""
+    parser.add_argument("given_model", nargs="?", metavar="MODEL", help=f"{help}, as --model")
+
+
+def model_from_args(args: argparse.Namespace) -> dict[str, str]:
+    """Return MODEL as a setting, nothing where it wasn't given. Raises UserError where --model was too."""
+    if args.given_model is None:
+        return {}
+    if hasattr(args, "model"):
+        raise UserError(f"the model is given twice: {args.given_model} and --model {args.model}")
+    return {"model": args.given_model}
 
 
 def config_from_args(tree: type[T], args: argparse.Namespace, **overrides: Any) -> T:

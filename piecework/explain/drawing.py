@@ -68,7 +68,7 @@ def _card(program: ProgramReport, number: int, kind: Kind) -> Html:
     label = f"{program.name}, {len(kind.uses)} use{'s' * (len(kind.uses) != 1)}"
     chips = chip(kind.compiler) + chip(f"{where} in {kind.seconds * 1e3:.1f} ms")
     if kind.failure is not None:
-        chips += chip(f"not by the compiler that was asked for: {kind.failure}", "warn")
+        chips += chip(f"its compiler did not take it: {kind.failure}", "warn")
     ops = [f"{count} {name}" for name, count in sorted(kind.ops.items(), key=lambda item: -item[1])]
     lists = _list("in", kind.inputs) + _list("out", kind.outputs) + _list("ops", tuple(ops))
     source = folded("What it runs", code(kind.source.splitlines())) if kind.source else ""

@@ -24,7 +24,7 @@ def _uses_numpy(values: Tensor) -> bool:
 
 def rows_at_a_time(values: Tensor, count: int) -> int:
     """Return how many of `count` rows of [R,V] should be worked on together, 1 at least."""
-    return min(count, max(1, _CPU_CHUNK // values.shape[-1])) if values.device.type == "cpu" else count
+    return min(count, max(1, _CPU_CHUNK // values.shape[-1])) if _uses_numpy(values) else count
 
 
 def best(values: Tensor) -> tuple[Tensor, Tensor]:

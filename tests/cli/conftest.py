@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     def call(*arguments: str, stdin: str | None = None) -> Done:
         if stdin is not None:
             monkeypatch.setattr("sys.stdin", io.StringIO(stdin))
@@ -29,9 +27,4 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         captured = capsys.readouterr()
         return Done(code, captured.out, captured.err)
 
-    logger = logging.getLogger("piecework")
-    before = (logger.level, logger.propagate, logger.handlers[:])
-    yield call
-    # Commands print the package's records themselves, and tests after this one want to see them too.
-    level, logger.propagate, logger.handlers[:] = before
-    logger.setLevel(level)
+    return call

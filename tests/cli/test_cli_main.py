@@ -63,6 +63,8 @@ def test_every_command_has_a_help(run: Run, name: str, capsys: pytest.CaptureFix
         (["bench"], "bench needs one of serving, latency, throughput, startup"),
         (["bench", "startup", "--layers", "8,x"], "layers='8,x' is not allowed: positive integers such as"),
         (["explain", "a", "--model", "b"], "the model is given twice: a and --model b"),
+        (["check-env", "a", "--model", "b"], "the model is given twice: a and --model b"),
+        (["explain", "a", "--compilation-config", ""], "compilation_config='' is not allowed: a JSON object"),
         (["explain", "/no/such/folder"], "model='/no/such/folder' is not found"),
         (["explain", "a", "--html", "/no/such/folder/page.html"], "there is no folder /no/such/folder"),
         (["explain", "a", "--html", "/"], "--html '/': has to name a file, not a folder"),

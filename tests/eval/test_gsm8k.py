@@ -61,6 +61,8 @@ def test_examples_of_another_file(questions: Path, tmp_path: Path) -> None:
 def test_more_than_the_file_has_is_refused(questions: Path) -> None:
     with pytest.raises(ConfigError, match=r"num_questions=6 is not allowed: 1 to 5"):
         read_questions(Gsm8kOptions(data=str(questions), num_shots=2, num_questions=6))
+    with pytest.raises(ConfigError, match=r"num_shots=7 is not allowed: less than 7"):
+        read_questions(Gsm8kOptions(data=str(questions), num_shots=7))
     with pytest.raises(ConfigError, match=r"num_shots=9 is not allowed: at most 7"):
         read_questions(Gsm8kOptions(data=str(questions), num_shots=9))
 

@@ -118,6 +118,11 @@ def test_passes_of_another_package(command: Command, configured: Callable[..., P
     before, after = entries["swap_add"]["rewrites"][0]
     assert before == ["add = aten::add(embedding, linear_1)"]
     assert len(after) == 1 and after[0].endswith("aten::add(linear_1, embedding)")
+    assert listed["drop_add"] == (acme, "refused by verification")
+    found = json.loads(command(folder, "--json", "--no-verify-passes", "--passes", "dead_code"))
+    notes = {c["name"]: c["note"] for c in found["passes"]}
+    assert notes["swap_add"] == notes["add_rms_norm"] == "not run: not among the passes that were chosen"
+    assert notes["dead_code"] == "runs" and notes["canonicalise"] == "runs, before all others"
 
 
 def test_a_model_that_could_not_be_traced(explained: Explained) -> None:

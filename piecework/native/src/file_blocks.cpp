@@ -2,19 +2,11 @@
 // them. Called by several threads at once, each with rows of its own, so they start none.
 #include "file_blocks.h"
 
+#include "blocks.h"
 #include "rows.h"
 
 namespace piecework {
 namespace {
-
-constexpr int64_t WEIGHTS = 32;  // of a block
-constexpr int64_t GROUP = 8;     // rows that are packed together
-
-float half_of(const uint8_t* from) {
-  f16 x;
-  std::memcpy(&x, from, sizeof x);
-  return to_float(x);
-}
 
 // A product has few enough bits to be exact, so an FMA gives what the formula's two operations give.
 template <typename T>
@@ -25,12 +17,12 @@ void four_bits(const uint8_t* q, float scale, int offset, float minimum, T* out)
 
 template <typename T>
 void block_of(const uint8_t* block, int64_t kind, T* out) {
-  const float scale = half_of(block);
-  if (kind == FILE_Q4_1) return four_bits(block + 4, scale, 0, half_of(block + 2), out);
+  const float scale = half_at(block, 0);
+  if (kind == FILE_Q4_1) return four_bits(block + 4, scale, 0, half_at(block, 1), out);
   // Adding -0 changes nothing, where 0 would turn a -0 into 0.
   if (kind == FILE_Q4_0) return four_bits(block + 2, scale, -8, -0.0f, out);
   const int8_t* q = reinterpret_cast<const int8_t*>(block + 2);
-  for (int i = 0; i < WEIGHTS; ++i) out[i] = from_float<T>(float(q[i]) * scale);
+  for (int i = 0; i < BLOCK; ++i) out[i] = from_float<T>(float(q[i]) * scale);
 }
 
 // The scales of 8 rows, their minimums where there are some, then four channels of each row after the other.
@@ -57,11 +49,11 @@ extern "C" {
 void piecework_dequantise_rows(const DequantiseCall* call) {
   with_type(call->type, [c = *call](auto t) {
     using T = decltype(t);
-    const int64_t blocks = c.width / WEIGHTS;
+    const int64_t blocks = c.width / BLOCK;
     for (int64_t r = 0; r < c.rows; ++r) {
       const uint8_t* from = c.from + r * blocks * c.kind;
       T* to = static_cast<T*>(c.out) + place_of(r, c.head_dim) * c.width;
-      for (int64_t b = 0; b < blocks; ++b) block_of(from + b * c.kind, c.kind, to + b * WEIGHTS);
+      for (int64_t b = 0; b < blocks; ++b) block_of(from + b * c.kind, c.kind, to + b * BLOCK);
     }
   });
 }
