@@ -32,7 +32,7 @@ BOTTOM = {
 MODEL = {"ops", "layers", "models"}
 BESIDE = {"weights", "tokenizer"}
 PROGRAM = {"graph", "compile", "capture"}
-RUN = {"devices", "kvcache", "quantization", "runner"}
+RUN = {"devices", "kvcache", "quantization", "runner", "failsafe", "workers"}
 # Folder or module -> what it may import from the package, beside itself and the bottom.
 ALLOWED: dict[str, set[str]] = {
     "native": set(),
@@ -47,7 +47,9 @@ ALLOWED: dict[str, set[str]] = {
     "compile": {"native", "ops", "devices", "graph"},
     "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},
-    "runner": MODEL | BESIDE | PROGRAM | {"devices", "kvcache", "quantization"},
+    "failsafe": {"devices"},
+    "runner": MODEL | BESIDE | PROGRAM | {"devices", "failsafe", "kvcache", "quantization"},
+    "workers": {"devices", "failsafe", "runner"},
     "explain": MODEL | BESIDE | PROGRAM | RUN,
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,

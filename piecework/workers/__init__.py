@@ -1,0 +1,1 @@
+"""Workers: where programs run, in this process or in others."""
