@@ -30,7 +30,7 @@ def explain(config: EngineConfig) -> Report:
         ModelError, ConfigError: as when the model is loaded.
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
-    device = make_device(config.device.device)
+    device = make_device(config.device.devices[0])
     device.set_threads(config.device.threads)
     options = config.load
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)

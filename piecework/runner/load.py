@@ -44,14 +44,14 @@ class Loaded:
     weight_bytes: int
 
 
-def load(config: EngineConfig, profile: Profile) -> Loaded:
-    """Load what `config.load` names onto `config.device`.
+def load(config: EngineConfig, profile: Profile, device: Device | None = None) -> Loaded:
+    """Load what `config.load` names onto `device`, by default the one that `config.device` names.
 
     Raises:
         ModelError: the model can't be found or read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device = make_device(config.device.device)
+    device = device or make_device(config.device.device)
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):

@@ -1,0 +1,37 @@
+"""Metrics of fail-safe execution: which device is in use, and the moves that led to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from piecework.engine.service import Service
+
+_LABELS = ["from", "to", "stage", "reason"]
+
+
+def failover_metrics(service: Service) -> Iterator[Metric]:
+    """Make metrics of a service's devices. `reason` is the class of the error, whose text has no end of values."""
+    active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
+    in_use = service.health()["device"]
+    for device in service.config.device.devices:
+        active.add_metric([device], float(device == in_use))
+    yield active
+    moves = CounterMetricFamily("piecework_failover", "Moves from a device that failed", labels=_LABELS)
+    spent = CounterMetricFamily(
+        "piecework_failover_seconds", "Time until the next device was ready", labels=_LABELS
+    )
+    seconds: Counter[tuple[str, str, str, str]] = Counter()
+    count: Counter[tuple[str, str, str, str]] = Counter()
+    for event in service.failovers():
+        labels = (event.source, event.target, event.stage, event.kind)
+        count[labels] += 1
+        seconds[labels] += event.seconds  # type: ignore[assignment]
+    for found, number in count.items():
+        moves.add_metric(list(found), number)
+        spent.add_metric(list(found), seconds[found])
+    yield from (moves, spent)
