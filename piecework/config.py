@@ -121,7 +121,8 @@ class DeviceConfig:
     """Where the model runs."""
 
     device: str = setting(
-        "cpu", "the device that runs the model, or several, `cuda,cpu`: the next takes over from one that fails"
+        "cpu",
+        "the device that runs the model, or several, `cuda,cpu`: the next takes over from one that fails",
     )
     failover: str = setting(
         "full",

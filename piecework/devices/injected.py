@@ -80,6 +80,11 @@ class FaultyDevice(Device):
 
     planned: tuple[PlannedFault, ...]
 
+    @property
+    def fails_to_compile(self) -> bool:
+        """Whether a program that was kept on disk would hide a planned fault."""
+        return any(fault.point == "compile" for fault in self.planned)
+
     def plan(self, faults: Sequence[PlannedFault]) -> None:
         """Let `faults` happen. One inside a step needs a step that goes piece by piece."""
         self.planned = tuple(faults)
@@ -123,7 +128,9 @@ class FaultyDevice(Device):
 
 def with_faults(kind: type[Device], options: str, faults: Sequence[PlannedFault]) -> Device:
     """Make a device of `kind` on which `faults` happen."""
-    faulty: type[FaultyDevice] = type(f"Faulty{kind.__name__}", (FaultyDevice, kind), {})
+    faulty: type[FaultyDevice] = type(
+        f"Faulty{kind.__name__}", (FaultyDevice, kind), {"__module__": kind.__module__}
+    )
     device = faulty.from_options(options)
     assert isinstance(device, FaultyDevice)
     device.plan(faults)

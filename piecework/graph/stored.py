@@ -108,7 +108,8 @@ class ProgramStore:
 
 def storable(device: Device) -> bool:
     """Whether programs may be kept: what other packages bring may change without a trace here."""
-    own = type(device).__module__.startswith("piecework.") and not isinstance(device, FaultyDevice)
+    own = type(device).__module__.startswith("piecework.")
+    own = own and not (isinstance(device, FaultyDevice) and device.fails_to_compile)
     return own and not any(entry_points(group="piecework.passes"))
 
 

@@ -15,7 +15,7 @@ _LABELS = ["from", "to", "stage", "reason"]
 
 
 def failover_metrics(service: Service) -> Iterator[Metric]:
-    """Make metrics of a service's devices. `reason` is the class of the error, whose text has no end of values."""
+    """Make metrics of a service's devices. `reason` is an error's class, since texts have no end."""
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
     in_use = service.health()["device"]
     for device in service.config.device.devices:
