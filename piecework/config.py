@@ -145,6 +145,11 @@ class DeviceConfig:
         """The devices in the order in which they are tried."""
         return tuple(name.strip() for name in self.device.split(","))
 
+    @property
+    def first(self) -> str:
+        """The device that is tried first."""
+        return self.devices[0]
+
 
 @dataclass(frozen=True)
 class EngineConfig:

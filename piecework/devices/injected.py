@@ -90,17 +90,24 @@ class FaultyDevice(Device):
         self.planned = tuple(faults)
         self._never = threading.Event()
         self._step, self._piece = -1, 0
+        self._due: list[str] = []
         if any(fault.point == "run" and fault.piece is not None for fault in faults):
             log.info("%s runs piece by piece, without graphs, since one has a planned fault", self.name)
             self.captures = self.chains = False
 
     def notify(
-        self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
+        self,
+        point: Literal["compile", "capture", "step", "piece", "done"],
+        index: int,
+        tensors: Sequence[Tensor] = (),
     ) -> None:
-        """Let what is planned for a whole step, or for a compile, happen."""
+        """Let what is planned for a whole step, for a compile, or for the piece that was launched, happen."""
         super().notify(point, index, tensors)
         if point == "step":
             self._step, self._piece = index, 0
+        if point == "piece":
+            for kind in self._due:
+                strike(kind, self.name, "piece", self._piece - 1, self._never)
         for fault in self.planned:
             if point == "compile" and fault.point == "compile" and (fault.piece or 0) == index:
                 strike(fault.kind, self.name, "compile", index, self._never)
@@ -116,12 +123,13 @@ class FaultyDevice(Device):
     ) -> Sequence[Tensor]:
         """Run a piece, with what is planned for it."""
         place = ("run", self._step, self._piece)
-        kinds = [fault.kind for fault in self.planned if (fault.point, fault.step, fault.piece) == place]
-        for kind in kinds:
-            strike(kind, self.name, "piece", self._piece, self._never)
+        due = [fault.kind for fault in self.planned if (fault.point, fault.step, fault.piece) == place]
         self._piece += 1
+        self._due = due
+        if not getattr(piece, "announces", False):  # one that can move says itself where it runs
+            self.notify("piece", self._piece - 1)
         results = super().launch(piece, inputs, outputs)
-        for kind in kinds:
+        for kind in due:
             spoil(kind, results)
         return results
 

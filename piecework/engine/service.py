@@ -177,11 +177,13 @@ class Service:
     def health(self) -> dict[str, Any]:
         """Return status, device, and the events that led to it.
 
-        `ok`; `degraded` where a device failed and another one answers, or is about to; or `dead`.
+        `ok`; `degraded` where a device or a piece of the model failed and another device does its work, or
+        is about to; or `dead`.
         """
         events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
         events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
-        usable = "degraded" if self._runners.degraded else "ok"
+        moved = any(counters.moved_pieces for counters in self._counters)
+        usable = "degraded" if self._runners.degraded or moved else "ok"
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
             "device": self._runners.active_device,

@@ -30,7 +30,7 @@ def explain(config: EngineConfig) -> Report:
         ModelError, ConfigError: as when the model is loaded.
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
-    device = make_device(config.device.devices[0])
+    device = make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
@@ -38,7 +38,8 @@ def explain(config: EngineConfig) -> Report:
     model_config = ModelConfig.from_dict(checkpoint.config)
     dtype = choose_dtype(options.dtype, device)
     limit = context_limit(options.max_model_len, model_config)
-    recipe = make_recipe(config, device, model_config, dtype, limit)
+    spares = [make_device(name) for name in config.device.devices[1:]]
+    recipe = make_recipe(config, device, model_config, dtype, limit, spares)
     model = outline(
         model_config,
         checkpoint,

@@ -44,11 +44,13 @@ class Failover(Generic[M]):
         factory: Factory[M],
         policy: Policy,
         retire: Callable[[M], None] | None = None,
+        what: str = "",
     ) -> None:
         """Make the first model.
 
         Args:
             retire: takes back a model that failed, before the next is made.
+            what: names the model in the log.
 
         Raises:
             ConfigError: no device.
@@ -61,6 +63,7 @@ class Failover(Generic[M]):
         self.policy = policy
         self._factory: Factory[M] | None = factory
         self._retire = retire
+        self._what = f"{what}: " if what else ""
         self._changed = threading.Condition()
         self._moving = self._gone = False
         self._tried = -1  # the last device that a model was asked of
@@ -172,7 +175,9 @@ class Failover(Generic[M]):
         then = (
             f"{target} took over after {seconds:.2f} s" if done else f"{target} was to take over, and failed"
         )
-        log.warning("the device %s failed at %s: %s; %s", why.device, why.stage, why.reason, then)
+        log.warning(
+            "%sthe device %s failed at %s: %s; %s", self._what, why.device, why.stage, why.reason, then
+        )
 
     def _release_source(self) -> None:
         """Let go of the factory, and with it the source graph, where nothing will be made any more."""

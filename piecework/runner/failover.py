@@ -8,9 +8,10 @@ from dataclasses import replace
 import torch
 
 from piecework.config import EngineConfig
-from piecework.devices import make_device
+from piecework.devices import Device, make_device
 from piecework.devices.injected import read_faults
 from piecework.devices.registry import device_class
+from piecework.errors import ConfigError
 from piecework.failsafe.events import Event
 from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
@@ -87,7 +88,7 @@ class Runners:
 
     def _load(self, name: str) -> Loaded:
         place = self._config.device.devices.index(name)
-        device = make_device(name, [fault for fault in self._faults if fault.device == place])
+        device, *spares = self._devices(place)
         dtype = self._dtype
         if dtype != self._config.load.dtype and not device.supports_dtype(getattr(torch, dtype)):
             dtype = "auto"
@@ -97,10 +98,24 @@ class Runners:
             device=replace(self._config.device, device=name),
             load=replace(self._config.load, dtype=dtype),
         )
-        loaded = load(config, self._profile, device)
+        loaded = load(config, self._profile, device, spares)
         if self._dtype == "auto":  # what comes next runs in the same precision, for the same tokens
             self._dtype = str(loaded.runner.cache.dtype).removeprefix("torch.")
         return loaded
+
+    def _devices(self, place: int) -> list[Device]:
+        """Make the device at `place`, and those behind it that are there."""
+        names = self._config.device.devices
+        made: list[Device] = []
+        for number in range(place, len(names)):
+            try:
+                faults = [fault for fault in self._faults if fault.device == number]
+                made.append(make_device(names[number], faults))
+            except ConfigError as error:  # it isn't there, which matters when its turn comes
+                if number == place:
+                    raise
+                log.info("no piece can move to %s: %s", names[number], error)
+        return made
 
 
 def _close(loaded: Loaded) -> None:

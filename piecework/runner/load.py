@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -44,14 +44,18 @@ class Loaded:
     weight_bytes: int
 
 
-def load(config: EngineConfig, profile: Profile, device: Device | None = None) -> Loaded:
+def load(
+    config: EngineConfig, profile: Profile, device: Device | None = None, spares: Sequence[Device] = ()
+) -> Loaded:
     """Load what `config.load` names onto `device`, by default the one that `config.device` names.
+
+    `spares` are devices for pieces that fail there.
 
     Raises:
         ModelError: the model can't be found or read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device = device or make_device(config.device.device)
+    device = device or make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):
@@ -64,7 +68,7 @@ def load(config: EngineConfig, profile: Profile, device: Device | None = None) -
             reader = choose_reader(checkpoint, options.quantization)
             dtype = choose_dtype(options.dtype, device)
             limit = context_limit(options.max_model_len, model_config)
-            recipe = make_recipe(config, device, model_config, dtype, limit)
+            recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
             tokenizer_source = source
             if options.tokenizer is not None:

@@ -8,6 +8,7 @@ import threading
 import weakref
 
 import pytest
+import torch
 
 from piecework.engine.offline import run_requests
 from piecework.errors import ConfigError, DeviceError, EngineDeadError
@@ -169,19 +170,45 @@ def test_requests_may_be_cancelled_and_added_while_the_next_device_loads(make_se
     assert ended == {"long": "abort", "short": "length", "new": "length"}
 
 
-def test_policies(make_service):
+def test_a_piece_that_fails_in_a_step_moves_alone(make_service, clean, caplog):
+    fault = "point=run,device=0,step=7,piece=2"
+    service = make_service(device="sim,cpu", inject_fault=fault, **SMALL)
+    runner, cache = service.runner, service.runner.cache.tensors()
+    tokens, _, texts = collect(service)
+    assert (tokens, texts) == clean
+    body = service.graph_counters()["body"]
+    assert (body["pieces"], body["distinct"], body["moved_pieces"], body["compiles"]) == (4, 3, 1, 3)
+    assert [piece.moved for piece in runner.programs.body.pieces] == [False, True, False]
+    assert service.runner is runner and service.failovers() == ()  # the runner stays, and so does its cache
+    assert all(cache[name] is tensor for name, tensor in runner.cache.tensors().items())
+    assert (service.health()["status"], service.device_name) == ("degraded", "sim")
+    assert len([r for r in caplog.records if r.name == "piecework.failsafe"]) == 1
+
+
+def test_the_switch_off_and_a_single_device_keep_the_first_error(make_service):
     with pytest.raises(DeviceError, match="planned fault at compile 0"):
         make_service(device="sim,cpu", failover="off", inject_fault="point=compile", **SMALL)
     with pytest.raises(DeviceError, match="planned fault at compile 0"):
         make_service(device="cpu", inject_fault="point=compile", **SMALL)
     with pytest.raises(ExhaustedError, match=r"sim at compile .*; cpu at compile "):
         make_service(device="sim,cpu", inject_fault="point=compile;point=compile,device=1", **SMALL)
-    service = make_service(
-        device="sim,cpu", failover="compile", inject_fault="point=compile;point=run,device=1,step=1", **SMALL
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a device that isn't there is wanted")
+def test_the_switch_compile_moves_while_starting_only(make_service):
+    fault = "point=run,device=1,step=1"
+    service = make_service(device="cuda,cpu", failover="compile", inject_fault=fault, **SMALL)
+    health = service.health()
+    assert (health["status"], health["device"], health["events"][0]["stage"]) == (
+        "degraded",
+        "cpu",
+        "compile",
     )
-    assert service.health()["status"] == "degraded" and service.device_name == "cpu"
+    assert "a machine with a GPU" in health["events"][0]["reason"]
     _, last, _ = collect(service, [[5, 6, 7]], GREEDY)
     assert last[(0, 0)].error == "the step failed: device cpu failed at step: planned fault at step 1"
+    with pytest.raises(ConfigError, match="a machine with a GPU"):
+        make_service(device="cuda,cpu", failover="off", **SMALL)
 
 
 @pytest.mark.parametrize("device", ["", "sim,", "cpu,cpu", "sim,toaster"])
