@@ -16,6 +16,7 @@ from piecework.failsafe.events import Event
 from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
 from piecework.profile import Profile
+from piecework.runner.fitting import fit_settings
 from piecework.runner.load import Loaded, load
 
 log = logging.getLogger("piecework.failsafe")
@@ -98,6 +99,11 @@ class Runners:
             device=replace(self._config.device, device=name),
             load=replace(self._config.load, dtype=dtype),
         )
+        if place > 0:
+            settings, said = fit_settings(config.compilation_config, device)
+            config = replace(config, compilation_config=settings)
+            if said:
+                log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
         loaded = load(config, self._profile, device, spares)
         if self._dtype == "auto":  # what comes next runs in the same precision, for the same tokens
             self._dtype = str(loaded.runner.cache.dtype).removeprefix("torch.")

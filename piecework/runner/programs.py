@@ -104,7 +104,8 @@ def make_programs(
     """
     settings, choices = config.compilation_config, recipe.capture
     counters, head_counters = Counters(), Counters()
-    store = _store(model, config, device, cache_dir) if stored else None
+    keeps = stored and not recipe.guards_runs
+    store = _store(model, config, device, cache_dir) if keeps else None
     body = store.load("body", model, counters) if store else None
     head = store.load("head", model, head_counters) if store else None
     if body is None or head is None:

@@ -53,13 +53,19 @@ class Recipe:
     at_run: bool = False
     _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def guards_runs(self) -> bool:
+        """Whether pieces can move when they run, which pieces that come from the disk can't."""
+        full = self.policy is not None and self.policy.failover == "full"
+        return bool(self.spares) and full and self.at_run
+
     @functools.cached_property
     def compiler(self) -> Compiler:
         """The compiler of pieces; with `spares` a piece that fails goes to one of those devices."""
         made = make_compiler(self.compiler_name)
         if not self.spares or self.policy is None or self.policy.failover == "off":
             return made
-        return FailsafeCompiler(made, self.spares, self.policy, self.at_run)
+        return FailsafeCompiler(made, self.spares, self.policy, self.guards_runs)
 
     def passes(self, model: CausalLM) -> PassManager:
         """The passes of the model's graph: what there is to fuse depends on how its layers are quantised."""

@@ -39,7 +39,7 @@ class FailsafeCompiler:
         self._first = first
         self._spares = {device.name: device for device in spares}
         self._policy = PiecePolicy(policy.failover)
-        self._at_run = at_run and policy.failover == "full"
+        self._at_run = at_run
 
     def compile(self, piece: fx.GraphModule, context: CompileContext) -> CompiledPiece:
         """Compile `piece` on the first device that can.

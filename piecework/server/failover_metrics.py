@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,13 +24,11 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
     spent = CounterMetricFamily(
         "piecework_failover_seconds", "Time until the next device was ready", labels=_LABELS
     )
-    seconds: Counter[tuple[str, str, str, str]] = Counter()
-    count: Counter[tuple[str, str, str, str]] = Counter()
+    seconds: dict[tuple[str, ...], list[float]] = {}
     for event in service.failovers():
         labels = (event.source, event.target, event.stage, event.kind)
-        count[labels] += 1
-        seconds[labels] += event.seconds  # type: ignore[assignment]
-    for found, number in count.items():
-        moves.add_metric(list(found), number)
-        spent.add_metric(list(found), seconds[found])
+        seconds.setdefault(labels, []).append(event.seconds)
+    for labels, times in seconds.items():
+        moves.add_metric(labels, len(times))
+        spent.add_metric(labels, sum(times))
     yield from (moves, spent)

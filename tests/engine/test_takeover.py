@@ -70,6 +70,7 @@ def test_clients_see_the_tokens_of_a_clean_run_whichever_step_fails(make_service
         assert f"planned fault at step {step}" in event["reason"]
         moved = [r for r in caplog.records if r.name == "piecework.failsafe"]
         assert [r.levelno for r in moved] == [logging.WARNING]
+        service.close()
         stats = service.stats()
         assert (stats.kv_pages_used, stats.preemptions_total) == (0, 0)
         assert stats.generation_tokens_total == sum(map(len, tokens.values()))
@@ -108,6 +109,7 @@ def test_a_request_that_can_never_fit_the_next_device_says_so_and_others_go_on(m
     assert "cpu took over and has room for 64 tokens; this request may need 100" in last[(0, 0)].error
     assert (last[(1, 0)].finish_reason, len(tokens[(1, 0)])) == ("length", 10)
     assert (last[(2, 0)].finish_reason, len(tokens[(2, 0)])) == ("length", 62)
+    service.close()
     assert service.max_model_len == 64 and service.stats().kv_pages_used == 0
 
 
