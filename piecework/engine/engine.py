@@ -38,6 +38,7 @@ class Engine:
         self._runner = runner
         self._successor = successor
         self.pool = PagePool(runner.cache.num_pages)
+        self._room = self.pool.usable * runner.cache.page_size
         self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
@@ -123,14 +124,14 @@ class Engine:
             raise
         self._runner = runner
         self.pool = PagePool(runner.cache.num_pages)
+        self._room = self.pool.usable * runner.cache.page_size
         self.scheduler.restart(self.pool, runner.cache.page_size)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
 
     def _end_if_too_long(self, request: Request) -> None:
         """End a request that the cache can never hold: the runner that it was admitted for had more room."""
-        room = self.pool.usable * self._runner.cache.page_size
-        prompt = len(request.prompt_ids)
+        room, prompt = self._room, len(request.prompt_ids)
         if prompt + request.max_tokens <= room:
             return
         if request.params.max_tokens is None and prompt + len(request.output_ids) < room:

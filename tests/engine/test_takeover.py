@@ -126,6 +126,23 @@ def test_when_all_devices_failed_everything_ends_with_the_one_error(make_service
     assert service.health()["status"] == "dead"
 
 
+def test_what_arrives_while_the_last_device_fails_ends_too(make_service, monkeypatch):
+    from piecework.runner import failover
+
+    service = make_service(device="sim,cpu", inject_fault="point=run,device=0,step=1", **SMALL)
+    late = []
+
+    def load(*arguments):
+        service.submit([5], GREEDY, listener=late.append)
+        raise DeviceError("cpu", "memory", "full")
+
+    monkeypatch.setattr(failover, "load", load)
+    _, last, _ = collect(service, [[5, 6, 7]], GREEDY)
+    assert last[(0, 0)].finish_reason == "error" and "cpu at compile" in last[(0, 0)].error
+    service.close()
+    assert [delta.finish_reason for delta in late] == ["error"]
+
+
 def test_a_transient_error_of_the_last_device_costs_its_step_and_no_more(make_service, clean):
     fault = "point=run,device=0,step=1; point=run,device=1,step=2"
     service = make_service(device="sim,cpu", inject_fault=fault, **SMALL)
