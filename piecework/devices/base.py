@@ -57,12 +57,22 @@ class Device(ABC):
         return cls()
 
     @abstractmethod
-    def default_dtype(self) -> torch.dtype:
-        """Return the precision that `dtype=auto` means here."""
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
+        """Return the precision that `dtype=auto` means here for weights that are stored in `stored`.
+
+        None: the checkpoint names no precision, as a quantised GGUF file.
+        """
 
     @abstractmethod
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Say whether models can run in `dtype` here."""
+
+    def keeps_blocks(self, dtype: torch.dtype) -> bool:
+        """Say whether `quantization=auto` leaves the matrices of a GGUF file in their blocks here.
+
+        They are when the products with blocks are faster than those with floats of `dtype`.
+        """
+        return False
 
     @abstractmethod
     def free_memory(self) -> int:

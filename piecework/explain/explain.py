@@ -36,7 +36,7 @@ def explain(config: EngineConfig) -> Report:
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
     checkpoint = open_outline(source, options)
     model_config = ModelConfig.from_dict(checkpoint.config)
-    dtype = choose_dtype(options.dtype, device)
+    dtype = choose_dtype(options.dtype, device, model_config.dtype)
     limit = context_limit(options.max_model_len, model_config)
     recipe = make_recipe(config, device, model_config, dtype, limit)
     model = outline(
@@ -44,7 +44,7 @@ def explain(config: EngineConfig) -> Report:
         checkpoint,
         options.quantization,
         dtype=dtype,
-        device=device.torch_device,
+        device=device,
         max_positions=limit,
     )
     checkpoint.close()

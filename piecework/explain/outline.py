@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from piecework.config import LoadConfig
+from piecework.devices import Device
 from piecework.layers.int8 import StaticInput, W8A8Linear, W8Linear
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
-from piecework.quantization.choose import choose_reader
+from piecework.quantization.choose import choose_reader, settle
 from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.modelslim import description_of
 from piecework.quantization.on_load import FloatReader
@@ -29,8 +30,9 @@ def open_outline(source: Source, options: LoadConfig) -> Checkpoint:
     if options.load_format == "dummy":
         return plain
     says_so = any(plain.config.get(key) for key in ("quantization_config", "compression_config"))
-    folder = Path(source.path)
-    if says_so or options.quantization == "gguf" or (folder.is_dir() and description_of(folder) is not None):
+    path = Path(source.path)
+    in_blocks = options.quantization in ("auto", "gguf") and path.suffix == ".gguf"
+    if says_so or in_blocks or (path.is_dir() and description_of(path) is not None):
         return open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
     return plain
 
@@ -41,7 +43,7 @@ def outline(
     quantization: str,
     *,
     dtype: torch.dtype,
-    device: torch.device,
+    device: Device,
     max_positions: int,
 ) -> CausalLM:
     """Build the model of `config` with uninitialised weights, int8 where `quantization` makes them so.
@@ -49,11 +51,12 @@ def outline(
     Raises:
         ModelError, ConfigError: as when the weights are loaded.
     """
-    reader = choose_reader(checkpoint, quantization)
+    reader = choose_reader(checkpoint, settle(quantization, checkpoint, device.keeps_blocks(dtype)))
+    place = device.torch_device
     if isinstance(reader, GgufCheckpoint):
         # What its blocks become depends on them, so they are read.
-        return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
-    model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
+        return load_in_blocks(config, reader, dtype=dtype, device=place, max_positions=max_positions)
+    model = build_model(config, dtype=dtype, device=place, max_positions=max_positions)
     if reader is None:
         return model
     if isinstance(reader, FloatReader):

@@ -16,7 +16,7 @@ from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.quantization.choose import choose_reader
+from piecework.quantization.choose import choose_reader, settle
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
 from piecework.runner.programs import make_programs
@@ -61,8 +61,9 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
-            reader = choose_reader(checkpoint, options.quantization)
-            dtype = choose_dtype(options.dtype, device)
+            dtype = choose_dtype(options.dtype, device, model_config.dtype)
+            keeps_blocks = device.keeps_blocks(dtype)
+            reader = choose_reader(checkpoint, settle(options.quantization, checkpoint, keeps_blocks))
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit)
         with profile.time("load.tokenizer"):
@@ -109,9 +110,9 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     )
 
 
-def choose_dtype(name: str, device: Device) -> torch.dtype:
-    """Return the precision to run in; `auto` is the device's own choice."""
-    dtype: torch.dtype = device.default_dtype() if name == "auto" else getattr(torch, name)
+def choose_dtype(name: str, device: Device, stored: str | None) -> torch.dtype:
+    """Return the precision to run in; `auto` is the device's choice for weights that are `stored` so."""
+    dtype: torch.dtype = device.default_dtype(stored) if name == "auto" else getattr(torch, name)
     if not device.supports_dtype(dtype):
         raise ConfigError("dtype", name, f"a precision that {device.name} runs")
     return dtype
