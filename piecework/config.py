@@ -58,7 +58,8 @@ class LoadConfig:
     cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
     dtype: str = setting(
         "auto",
-        "the run's precision; auto is the device's choice: on a CPU bfloat16, float32 for float32 weights",
+        "the run's precision; auto is the device's choice: on a CPU bfloat16, but float32 for weights in "
+        "float32 or in blocks",
         choices=DTYPES,
     )
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)

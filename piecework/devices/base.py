@@ -58,20 +58,18 @@ class Device(ABC):
 
     @abstractmethod
     def default_dtype(self, stored: str | None = None) -> torch.dtype:
-        """Return the precision that `dtype=auto` means here for weights that are stored in `stored`.
+        """Return the precision that `dtype=auto` means here.
 
-        None: the checkpoint names no precision, as a quantised GGUF file.
+        `stored` says what the weights are: a precision's name, `blocks` where they stay those of a GGUF
+        file, or None where the checkpoint doesn't say.
         """
 
     @abstractmethod
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Say whether models can run in `dtype` here."""
 
-    def keeps_blocks(self, dtype: torch.dtype) -> bool:
-        """Say whether `quantization=auto` leaves the matrices of a GGUF file in their blocks here.
-
-        They are when the products with blocks are faster than those with floats of `dtype`.
-        """
+    def keeps_blocks(self) -> bool:
+        """Say whether `quantization=auto` leaves the matrices of a GGUF file in their blocks here."""
         return False
 
     @abstractmethod

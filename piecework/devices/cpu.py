@@ -25,12 +25,13 @@ class CpuDevice(Device):
     chains = True
 
     def default_dtype(self, stored: str | None = None) -> torch.dtype:
-        """bfloat16, of which a decode step reads half the bytes, but for weights that are float32.
+        """bfloat16, of which a decode step reads half the bytes, where it is fast.
 
-        It is float32, too, where bfloat16 is slow: without kernels or hardware that multiply it.
+        But float32 for weights that are float32, and beside blocks: little is left to read then, and the
+        rounding to bfloat16 would add to that of the inputs to 8 bits.
         """
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        if stored == "float32" or not (fast or library() is not None):
+        if stored in ("float32", "blocks") or not (fast or library() is not None):
             return torch.float32
         return torch.bfloat16
 
@@ -38,9 +39,9 @@ class CpuDevice(Device):
         """Any float type runs; 16-bit ones are emulated where the CPU lacks them."""
         return dtype in (torch.float32, torch.bfloat16, torch.float16)
 
-    def keeps_blocks(self, dtype: torch.dtype) -> bool:
-        """With the kernels; but float32 is for who wants the file's numbers as they are."""
-        return dtype != torch.float32 and library() is not None
+    def keeps_blocks(self) -> bool:
+        """With the kernels."""
+        return library() is not None
 
     def free_memory(self) -> int:
         """Return the host memory that is left."""

@@ -13,10 +13,11 @@ from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.kvcache import page_bytes
 from piecework.models.config import ModelConfig
-from piecework.quantization.choose import choose_reader, settle, stated_reader
+from piecework.quantization.choose import choose_reader, stated_reader
 from piecework.quantization.sizes import float_outline, weight_bytes
-from piecework.runner.load import choose_dtype, context_limit
+from piecework.runner.load import context_limit
 from piecework.runner.memory import plan_pages
+from piecework.runner.precision import settle
 from piecework.runner.programs import layer_shapes
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
@@ -94,8 +95,7 @@ def fit(config: EngineConfig) -> Fit:
     ) as checkpoint:
         model = ModelConfig.from_dict(checkpoint.config)
         limit = context_limit(load.max_model_len, model)
-        dtype = choose_dtype(load.dtype, device, model.dtype)
-        quantization = settle(load.quantization, checkpoint, device.keeps_blocks(dtype))
+        dtype, quantization = settle(load, checkpoint, model.dtype, device)
         free = device.free_memory()
         asked = _choice(config, model, checkpoint, dtype, quantization, free)
         others = [

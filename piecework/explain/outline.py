@@ -8,12 +8,11 @@ import torch
 from torch import nn
 
 from piecework.config import LoadConfig
-from piecework.devices import Device
 from piecework.layers.int8 import StaticInput, W8A8Linear, W8Linear
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
-from piecework.quantization.choose import choose_reader, settle
+from piecework.quantization.choose import choose_reader
 from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.modelslim import description_of
 from piecework.quantization.on_load import FloatReader
@@ -43,7 +42,7 @@ def outline(
     quantization: str,
     *,
     dtype: torch.dtype,
-    device: Device,
+    device: torch.device,
     max_positions: int,
 ) -> CausalLM:
     """Build the model of `config` with uninitialised weights, int8 where `quantization` makes them so.
@@ -51,12 +50,11 @@ def outline(
     Raises:
         ModelError, ConfigError: as when the weights are loaded.
     """
-    reader = choose_reader(checkpoint, settle(quantization, checkpoint, device.keeps_blocks(dtype)))
-    place = device.torch_device
+    reader = choose_reader(checkpoint, quantization)
     if isinstance(reader, GgufCheckpoint):
         # What its blocks become depends on them, so they are read.
-        return load_in_blocks(config, reader, dtype=dtype, device=place, max_positions=max_positions)
-    model = build_model(config, dtype=dtype, device=place, max_positions=max_positions)
+        return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
+    model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
     if reader is None:
         return model
     if isinstance(reader, FloatReader):

@@ -22,16 +22,6 @@ METHODS = {"compressed-tensors": CompressedTensorsReader, "modelslim": ModelSlim
 ALIASES = {"ascend": "modelslim", "w8a8_int8": "w8a8-dynamic"}
 
 
-def settle(asked: str, checkpoint: Checkpoint, keeps_blocks: bool) -> str:
-    """Return what `auto` means for a GGUF file that has blocks, where the device keeps them: `gguf`.
-
-    All else that is asked for stays as it is.
-    """
-    if asked == "auto" and keeps_blocks and isinstance(checkpoint, GgufCheckpoint) and checkpoint.has_blocks:
-        return "gguf"
-    return asked
-
-
 def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
     """Return the reader of a checkpoint's int8 weights; None: it is float and stays so.
 

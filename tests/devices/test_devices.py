@@ -45,6 +45,7 @@ def test_the_cpu_captures_nothing():
         ("float16", True, torch.bfloat16),
         (None, True, torch.bfloat16),
         ("float32", True, torch.float32),
+        ("blocks", True, torch.float32),
         ("bfloat16", False, torch.float32),
     ],
 )
@@ -56,7 +57,7 @@ def test_the_precision_that_auto_means_on_the_cpu(
         monkeypatch.setattr(torch.cpu, feature, lambda: False)
     cpu = make_device("cpu")
     assert cpu.default_dtype(stored) == dtype
-    assert cpu.keeps_blocks(torch.bfloat16) == kernels and not cpu.keeps_blocks(torch.float32)
+    assert cpu.keeps_blocks() == kernels
 
 
 def test_cuda_overrides_what_a_device_that_captures_needs():

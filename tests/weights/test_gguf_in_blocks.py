@@ -190,19 +190,20 @@ def test_only_gguf_files_have_blocks() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kinds", "settings", "in_blocks"),
+    ("kinds", "settings", "in_blocks", "dtype"),
     [
-        ({"": "Q4_1"}, {}, True),
-        ({"": "Q4_1"}, {"dtype": "bfloat16"}, True),
-        ({"": "Q4_1"}, {"dtype": "float32"}, False),
-        ({"": "Q4_1"}, {"quantization": "none"}, False),
-        ({"": "Q4_1"}, {"device": "sim"}, False),
-        ({}, {}, False),
+        ({"": "Q4_1"}, {}, True, "float32"),
+        ({"": "Q4_1"}, {"dtype": "bfloat16"}, True, "bfloat16"),
+        ({"": "Q4_1"}, {"dtype": "float32"}, False, "float32"),
+        ({"": "Q4_1"}, {"dtype": "float32", "quantization": "gguf"}, True, "float32"),
+        ({"": "Q4_1"}, {"quantization": "none"}, False, "bfloat16"),
+        ({"": "Q4_1"}, {"device": "sim"}, False, "float32"),
+        ({}, {}, False, "float32"),
     ],
-    ids=["auto", "bfloat16", "float32", "none", "sim", "float file"],
+    ids=["auto", "bfloat16", "float32", "both", "none", "sim", "float file"],
 )
 def test_auto_keeps_blocks_where_they_are_fast(
-    tmp_path: Path, kinds: dict[str, str], settings: dict[str, Any], in_blocks: bool
+    tmp_path: Path, kinds: dict[str, str], settings: dict[str, Any], in_blocks: bool, dtype: str
 ) -> None:
     if library() is None:
         pytest.skip("there are no kernels here")
@@ -211,6 +212,7 @@ def test_auto_keeps_blocks_where_they_are_fast(
     config = EngineConfig.from_flat({**paths, "max_model_len": 64, "num_pages": 8, **settings})
     model = load(config, Profile()).runner.programs.model
     assert bool(_kinds_of(model)) == in_blocks
+    assert model.dtype == getattr(torch, dtype)
     assert ("Q4_1" in headline(explain(config))) == in_blocks
     assert (fit(config).asked.quantization == "gguf") == in_blocks
 
