@@ -58,14 +58,16 @@ class LoadConfig:
     cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
     dtype: str = setting(
         "auto",
-        "the run's precision; auto is bfloat16 where the hardware multiplies it, else float32 on a CPU",
+        "the run's precision; auto is the device's choice: on a CPU bfloat16, but float32 for weights in "
+        "float32 or in blocks",
         choices=DTYPES,
     )
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
     quantization: str = setting(
         "auto",
-        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored; "
-        "gguf keeps a GGUF file's blocks of 4 to 8 bits as they are, where auto makes floats of them",
+        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored, "
+        "the blocks of a GGUF file too where they are fast (a CPU, but for float32); gguf keeps them "
+        "anywhere, none makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
     )

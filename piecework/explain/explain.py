@@ -15,7 +15,8 @@ from piecework.explain.weights import describe_weights
 from piecework.graph.passes.sets import default_fusions
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.runner.load import choose_dtype, context_limit, piece_folder
+from piecework.runner.load import context_limit, piece_folder
+from piecework.runner.precision import settle
 from piecework.runner.programs import Programs, make_programs
 from piecework.runner.recipe import Recipe, make_recipe
 from piecework.weights.source import resolve
@@ -36,14 +37,14 @@ def explain(config: EngineConfig) -> Report:
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
     checkpoint = open_outline(source, options)
     model_config = ModelConfig.from_dict(checkpoint.config)
-    dtype = choose_dtype(options.dtype, device)
+    dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
     limit = context_limit(options.max_model_len, model_config)
     spares = [make_device(name) for name in config.device.devices[1:]]
     recipe = make_recipe(config, device, model_config, dtype, limit, spares)
     model = outline(
         model_config,
         checkpoint,
-        options.quantization,
+        quantization,
         dtype=dtype,
         device=device.torch_device,
         max_positions=limit,

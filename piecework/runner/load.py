@@ -8,17 +8,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piecework.cache import cache_root
 from piecework.config import EngineConfig
-from piecework.devices import Device, make_device
+from piecework.devices import make_device
 from piecework.errors import ConfigError
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
+from piecework.runner.precision import settle
 from piecework.runner.programs import make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
@@ -65,8 +64,8 @@ def load(
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
-            reader = choose_reader(checkpoint, options.quantization)
-            dtype = choose_dtype(options.dtype, device)
+            dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
+            reader = choose_reader(checkpoint, quantization)
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
@@ -111,14 +110,6 @@ def load(
         max_model_len=fits,
         weight_bytes=weight_bytes,
     )
-
-
-def choose_dtype(name: str, device: Device) -> torch.dtype:
-    """Return the precision to run in; `auto` is the device's own choice."""
-    dtype: torch.dtype = device.default_dtype() if name == "auto" else getattr(torch, name)
-    if not device.supports_dtype(dtype):
-        raise ConfigError("dtype", name, f"a precision that {device.name} runs")
-    return dtype
 
 
 def piece_folder(config: EngineConfig) -> Path:
