@@ -36,7 +36,7 @@ class Runners:
         """
         self._config = config
         self._profile = profile
-        self._dtype = config.load.dtype
+        self._settled: tuple[str, str] | None = None
         devices = config.device.devices
         for name in devices:
             device_class(name.partition(":")[0], name)
@@ -90,23 +90,21 @@ class Runners:
     def _load(self, name: str) -> Loaded:
         place = self._config.device.devices.index(name)
         device, *spares = self._devices(place)
-        dtype = self._dtype
-        if dtype != self._config.load.dtype and not device.supports_dtype(getattr(torch, dtype)):
-            dtype = "auto"
-            log.warning("%s doesn't run in %s as the device before did; tokens may differ", name, self._dtype)
-        config = replace(
-            self._config,
-            device=replace(self._config.device, device=name),
-            load=replace(self._config.load, dtype=dtype),
-        )
+        load_settings = self._config.load
+        if self._settled is not None:  # the same weights and precision give the same tokens
+            dtype, quantization = self._settled
+            if not device.supports_dtype(getattr(torch, dtype)):
+                log.warning("%s doesn't run in %s as the device before did; tokens may differ", name, dtype)
+                dtype = load_settings.dtype
+            load_settings = replace(load_settings, dtype=dtype, quantization=quantization)
+        config = replace(self._config, device=replace(self._config.device, device=name), load=load_settings)
         if place > 0:
             settings, said = fit_settings(config.compilation_config, device)
             config = replace(config, compilation_config=settings)
             if said:
                 log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
         loaded = load(config, self._profile, device, spares)
-        if self._dtype == "auto":  # what comes next runs in the same precision, for the same tokens
-            self._dtype = str(loaded.runner.cache.dtype).removeprefix("torch.")
+        self._settled = self._settled or (loaded.dtype, loaded.quantization)
         return loaded
 
     def _devices(self, place: int) -> list[Device]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from piecework.cache import cache_root
 from piecework.config import EngineConfig
-from piecework.devices import make_device
+from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
@@ -24,6 +24,7 @@ from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
 from piecework.weights.source import resolve
 
@@ -32,7 +33,10 @@ log = logging.getLogger("piecework.load")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run, and what the engine must know of it."""
+    """A model that is ready to run, and what the engine must know of it.
+
+    `dtype` and `quantization` are the settings that make the same of it on another device.
+    """
 
     runner: Runner
     model_config: ModelConfig
@@ -41,6 +45,8 @@ class Loaded:
     eos_ids: tuple[int, ...]
     max_model_len: int
     weight_bytes: int
+    dtype: str
+    quantization: str
 
 
 def load(
@@ -66,6 +72,7 @@ def load(
             model_config = ModelConfig.from_dict(checkpoint.config)
             dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
             reader = choose_reader(checkpoint, quantization)
+            in_floats = isinstance(checkpoint, GgufCheckpoint) and quantization == "auto"
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
@@ -109,6 +116,8 @@ def load(
         eos_ids=tuple(sorted(eos)),
         max_model_len=fits,
         weight_bytes=weight_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization="none" if in_floats else quantization,
     )
 
 
