@@ -11,13 +11,13 @@ from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.devices.injected import read_faults
 from piecework.devices.registry import device_class
-from piecework.errors import ConfigError
 from piecework.failsafe.events import Event
 from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
 from piecework.profile import Profile
 from piecework.runner.fitting import fit_settings
 from piecework.runner.load import Loaded, load
+from piecework.runner.spare import Spares
 
 log = logging.getLogger("piecework.failsafe")
 
@@ -89,7 +89,7 @@ class Runners:
 
     def _load(self, name: str) -> Loaded:
         place = self._config.device.devices.index(name)
-        device, *spares = self._devices(place)
+        device, spares = self._device(name), Spares(self._config.device.devices[place + 1 :], self._device)
         load_settings = self._config.load
         if self._settled is not None:  # the same weights and precision give the same tokens
             dtype, quantization = self._settled
@@ -107,19 +107,9 @@ class Runners:
         self._settled = self._settled or (loaded.dtype, loaded.quantization)
         return loaded
 
-    def _devices(self, place: int) -> list[Device]:
-        """Make the device at `place`, and those behind it that are there."""
-        names = self._config.device.devices
-        made: list[Device] = []
-        for number in range(place, len(names)):
-            try:
-                faults = [fault for fault in self._faults if fault.device == number]
-                made.append(make_device(names[number], faults))
-            except ConfigError as error:  # it isn't there, which matters when its turn comes
-                if number == place:
-                    raise
-                log.info("no piece can move to %s: %s", names[number], error)
-        return made
+    def _device(self, name: str) -> Device:
+        place = self._config.device.devices.index(name)
+        return make_device(name, [fault for fault in self._faults if fault.device == place])
 
 
 def _close(loaded: Loaded) -> None:

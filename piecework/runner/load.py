@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from piecework.runner.precision import settle
 from piecework.runner.programs import make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
+from piecework.runner.spare import Spares
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
@@ -50,7 +51,7 @@ class Loaded:
 
 
 def load(
-    config: EngineConfig, profile: Profile, device: Device | None = None, spares: Sequence[Device] = ()
+    config: EngineConfig, profile: Profile, device: Device | None = None, spares: Spares | None = None
 ) -> Loaded:
     """Load what `config.load` names onto `device`, by default the one that `config.device` names.
 

@@ -20,7 +20,7 @@ from piecework.errors import ConfigError
 from piecework.failsafe.policy import Policy
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
-from piecework.runner.spare import FailsafeCompiler
+from piecework.runner.spare import FailsafeCompiler, Spares
 
 if TYPE_CHECKING:
     from piecework.graph.passes import PassManager, Report, Structure
@@ -48,7 +48,7 @@ class Recipe:
     capture: CaptureOptions
     compiler_name: str
     make_passes: Callable[[Structure], PassManager]
-    spares: Sequence[Device] = ()
+    spares: Spares | None = None
     policy: Policy | None = None
     at_run: bool = False
     _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
@@ -57,13 +57,18 @@ class Recipe:
     def guards_runs(self) -> bool:
         """Whether pieces can move when they run, which pieces that come from the disk can't."""
         full = self.policy is not None and self.policy.failover == "full"
-        return bool(self.spares) and full and self.at_run
+        return self.spares is not None and bool(self.spares.names) and full and self.at_run
 
     @functools.cached_property
     def compiler(self) -> Compiler:
         """The compiler of pieces; with `spares` a piece that fails goes to one of those devices."""
         made = make_compiler(self.compiler_name)
-        if not self.spares or self.policy is None or self.policy.failover == "off":
+        if (
+            self.spares is None
+            or not self.spares.names
+            or self.policy is None
+            or self.policy.failover == "off"
+        ):
             return made
         return FailsafeCompiler(made, self.spares, self.policy, self.guards_runs)
 
@@ -83,7 +88,7 @@ def make_recipe(
     model: ModelConfig,
     dtype: torch.dtype,
     max_len: int,
-    spares: Sequence[Device] = (),
+    spares: Spares | None = None,
 ) -> Recipe:
     """Settle compiler, passes, graph modes and sizes for contexts of at most `max_len` tokens.
 

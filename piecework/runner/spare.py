@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, fx
 
 from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler, write_results
 from piecework.compile.registry import make_compiler
-from piecework.devices import Device
+from piecework.devices import Device, make_device
 from piecework.failsafe.events import Stage
 from piecework.failsafe.failover import Active, Failover
 from piecework.failsafe.policy import Policy
+
+
+@dataclass(frozen=True)
+class Spares:
+    """Devices for pieces that fail, by name; each is made when the first piece needs it."""
+
+    names: tuple[str, ...] = ()
+    make: Callable[[str], Device] = make_device
 
 
 @dataclass(frozen=True)
@@ -33,11 +42,13 @@ class FailsafeCompiler:
 
     announces = True
 
-    def __init__(self, first: Compiler, spares: Sequence[Device], policy: Policy, at_run: bool) -> None:
+    def __init__(self, first: Compiler, spares: Spares, policy: Policy, at_run: bool) -> None:
         self.name = first.name
         self.parallel = first.parallel
         self._first = first
-        self._spares = {device.name: device for device in spares}
+        self._spares = spares
+        self._made: dict[str, Device] = {}
+        self._lock = threading.Lock()
         self._policy = PiecePolicy(policy.failover)
         self._at_run = at_run
 
@@ -47,13 +58,13 @@ class FailsafeCompiler:
         Raises CompileError as the first compiler does, and ExhaustedError where all devices failed.
         """
         home = context.device
-        devices = {home.name: home, **self._spares}
 
         def factory(name: str) -> CompiledPiece:
-            device = devices[name]
-            device.notify("compile", context.index)
-            if device is home:
+            if name == home.name:
+                home.notify("compile", context.index)
                 return self._first.compile(piece, context)
+            device = self._device(name)
+            device.notify("compile", context.index)
             compiler = make_compiler(device.default_compiler())
             try:
                 return compiler.compile(piece, replace(context, device=device))
@@ -61,10 +72,16 @@ class FailsafeCompiler:
                 return make_compiler("eager").compile(piece, replace(context, device=device))
 
         what = f"piece {context.index} (key {context.key[:12]})"
-        failover = Failover(list(devices), factory, self._policy, what=what)
+        failover = Failover([home.name, *self._spares.names], factory, self._policy, what=what)
         if failover.active.index == 0 and not self._at_run:
             return failover.active.model
-        return FailsafePiece(failover, devices, context)
+        return FailsafePiece(failover, self._device, context)
+
+    def _device(self, name: str) -> Device:
+        with self._lock:
+            if name not in self._made:
+                self._made[name] = self._spares.make(name)
+            return self._made[name]
 
 
 class FailsafePiece:
@@ -77,10 +94,10 @@ class FailsafePiece:
     announces = True
 
     def __init__(
-        self, failover: Failover[CompiledPiece], devices: Mapping[str, Device], context: CompileContext
+        self, failover: Failover[CompiledPiece], device: Callable[[str], Device], context: CompileContext
     ) -> None:
         self._failover = failover
-        self._devices = devices
+        self._device = device
         self._context = context
         if self.moved:
             context.counters.add("moved_pieces")
@@ -122,10 +139,11 @@ class FailsafePiece:
     def _run(
         self, active: Active[CompiledPiece], inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None
     ) -> Sequence[Tensor]:
-        home, device = self._context.device, self._devices[active.device]
-        device.notify("piece", self._context.index)
-        if device is home:
+        home = self._context.device
+        if active.index == 0:
+            home.notify("piece", self._context.index)
             return active.model(inputs, outputs)
+        device = self._device(active.device)
         # Between devices with memory of their own, weights could stay over there once they are copied.
         results = active.model([device.place(tensor) for tensor in inputs])
         if outputs is not None:

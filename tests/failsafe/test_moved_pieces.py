@@ -16,7 +16,7 @@ from piecework.errors import DeviceError
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.policy import Policy
 from piecework.graph.build import build_program
-from piecework.runner.spare import FailsafeCompiler, FailsafePiece
+from piecework.runner.spare import FailsafeCompiler, FailsafePiece, Spares
 
 MODEL = random_model("llama", layers=5)  # six pieces: first, four in the middle that are one, last
 INPUTS = inputs_of(MODEL, 7)
@@ -42,7 +42,9 @@ def build(faults="", *, policy="full", at_run=True, compiler=None):
     )
     chosen = options()
     chosen.device = sim
-    chosen.compiler = FailsafeCompiler(compiler or EagerCompiler(), [cpu], Policy(policy), at_run)
+    chosen.compiler = FailsafeCompiler(
+        compiler or EagerCompiler(), Spares(("cpu",), lambda name: cpu), Policy(policy), at_run
+    )
     return build_program(MODEL, chosen), chosen.counters
 
 
