@@ -122,8 +122,35 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where the model runs."""
 
-    device: str = setting("cpu", "the device that runs the model")
+    device: str = setting(
+        "cpu",
+        "the device that runs the model, or several, `cuda,cpu`: the next takes over from one that fails",
+    )
+    failover: str = setting(
+        "full",
+        "when another of several devices takes over: off is never, compile while starting, full always",
+        choices=("off", "compile", "full"),
+    )
+    inject_fault: str | None = setting(
+        None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
+    )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
+
+    def __post_init__(self) -> None:
+        check(self)
+        names = self.devices
+        if not all(names) or len(set(names)) < len(names):
+            raise ConfigError("device", self.device, "a device, or several with commas between, each once")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices in the order in which they are tried."""
+        return tuple(name.strip() for name in self.device.split(","))
+
+    @property
+    def first(self) -> str:
+        """The device that is tried first."""
+        return self.devices[0]
 
 
 @dataclass(frozen=True)

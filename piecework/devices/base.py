@@ -149,9 +149,13 @@ class Device(ABC):
         return piece(inputs, outputs)
 
     def notify(  # noqa: B027 - hardware has no use for it
-        self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
+        self,
+        point: Literal["compile", "capture", "step", "piece", "done"],
+        index: int,
+        tensors: Sequence[Tensor] = (),
     ) -> None:
         """Say what happens next: compile of distinct piece, capture, or step number `index`, from 0.
 
-        `done` comes after the step, with its results. This is where a device for tests has its faults.
+        `piece` is the run of a distinct piece that can move to another device. `done` comes after the step,
+        with its results. This is where a device for tests has its faults.
         """

@@ -88,7 +88,7 @@ def fit(config: EngineConfig) -> Fit:
         ModelError: the model isn't on this machine or can't be read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device, load = make_device(config.device.device), config.load
+    device, load = make_device(config.device.first), config.load
     source = resolve(load.model, revision=load.revision, cache_dir=load.cache_dir, fetch=False)
     with closing(
         open_checkpoint(source, load.load_format, load.seed, cache_dir=load.cache_dir)

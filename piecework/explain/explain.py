@@ -19,6 +19,7 @@ from piecework.runner.load import context_limit, piece_folder
 from piecework.runner.precision import settle
 from piecework.runner.programs import Programs, make_programs
 from piecework.runner.recipe import Recipe, make_recipe
+from piecework.runner.spare import Spares
 from piecework.weights.source import resolve
 
 
@@ -31,7 +32,7 @@ def explain(config: EngineConfig) -> Report:
         ModelError, ConfigError: as when the model is loaded.
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
-    device = make_device(config.device.device)
+    device = make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
@@ -39,7 +40,8 @@ def explain(config: EngineConfig) -> Report:
     model_config = ModelConfig.from_dict(checkpoint.config)
     dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
     limit = context_limit(options.max_model_len, model_config)
-    recipe = make_recipe(config, device, model_config, dtype, limit)
+    spares = Spares(config.device.devices[1:])
+    recipe = make_recipe(config, device, model_config, dtype, limit, spares)
     model = outline(
         model_config,
         checkpoint,

@@ -10,7 +10,7 @@ from typing import Any
 
 from piecework.cache import cache_root
 from piecework.config import EngineConfig
-from piecework.devices import make_device
+from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
@@ -21,9 +21,11 @@ from piecework.runner.precision import settle
 from piecework.runner.programs import make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
+from piecework.runner.spare import Spares
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
 from piecework.weights.source import resolve
 
@@ -32,7 +34,10 @@ log = logging.getLogger("piecework.load")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run, and what the engine must know of it."""
+    """A model that is ready to run, and what the engine must know of it.
+
+    `dtype` and `quantization` are the settings that make the same of it on another device.
+    """
 
     runner: Runner
     model_config: ModelConfig
@@ -41,16 +46,22 @@ class Loaded:
     eos_ids: tuple[int, ...]
     max_model_len: int
     weight_bytes: int
+    dtype: str
+    quantization: str
 
 
-def load(config: EngineConfig, profile: Profile) -> Loaded:
-    """Load what `config.load` names onto `config.device`.
+def load(
+    config: EngineConfig, profile: Profile, device: Device | None = None, spares: Spares | None = None
+) -> Loaded:
+    """Load what `config.load` names onto `device`, by default the one that `config.device` names.
+
+    `spares` are devices for pieces that fail there.
 
     Raises:
         ModelError: the model can't be found or read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device = make_device(config.device.device)
+    device = device or make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):
@@ -62,8 +73,9 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
             model_config = ModelConfig.from_dict(checkpoint.config)
             dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
             reader = choose_reader(checkpoint, quantization)
+            in_floats = isinstance(checkpoint, GgufCheckpoint) and quantization == "auto"
             limit = context_limit(options.max_model_len, model_config)
-            recipe = make_recipe(config, device, model_config, dtype, limit)
+            recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
             tokenizer_source = source
             if options.tokenizer is not None:
@@ -105,6 +117,8 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
         eos_ids=tuple(sorted(eos)),
         max_model_len=fits,
         weight_bytes=weight_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization="none" if in_floats else quantization,
     )
 
 

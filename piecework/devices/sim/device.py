@@ -138,7 +138,10 @@ class SimDevice(Device):
         return piece(inputs, outputs)
 
     def notify(
-        self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
+        self,
+        point: Literal["compile", "capture", "step", "piece", "done"],
+        index: int,
+        tensors: Sequence[Tensor] = (),
     ) -> None:
         """Let planned faults happen."""
         if point == "done":
