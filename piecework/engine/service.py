@@ -248,7 +248,13 @@ class Service:
 
     def _successor(self, error: Exception) -> Runner | None:
         """Let the next device take over where it was the device that failed."""
-        loaded = self._runners.successor(error)
+        try:
+            loaded = self._runners.successor(error)
+        except ExhaustedError as exhausted:
+            if self._runners.gone:
+                with self._lock:
+                    self._dead = str(exhausted)  # before a client hears of it and comes back
+            raise
         if loaded is None:
             return None
         self._use(loaded)
