@@ -139,11 +139,12 @@ class Scheduler:
             tree.release(known)
             return False
         request.pages.extend(known + pages)
-        request.computed = len(known) * self._page_size
         if request.cached_tokens is None:
-            request.cached_tokens = request.computed
-        tree.hits += bool(known)
-        tree.hit_tokens += request.computed
+            request.cached_tokens = len(known) * self._page_size
+        if known:
+            request.computed = len(known) * self._page_size
+            tree.hits += 1
+            tree.hit_tokens += request.computed
         return True
 
     def _may_reuse(self, request: Request) -> bool:

@@ -63,7 +63,8 @@ class Service:
         self.device_name: str = loaded.runner.device.name
         self.weight_bytes: int = loaded.weight_bytes
         self.kv_bytes: int = loaded.runner.cache.nbytes
-        self.dtype: str = str(loaded.runner.cache.dtype).removeprefix("torch.")
+        self.dtype: str = str(loaded.runner.programs.model.dtype).removeprefix("torch.")
+        self.kv_dtype: str = str(loaded.runner.cache.dtype).removeprefix("torch.")
         self.observers: list[Observer] = []
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len

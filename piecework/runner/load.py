@@ -19,7 +19,7 @@ from piecework.profile import Profile
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
-from piecework.runner.programs import make_programs
+from piecework.runner.programs import cache_dtype, make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
@@ -63,6 +63,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
             model_config = ModelConfig.from_dict(checkpoint.config)
             reader = choose_reader(checkpoint, options.quantization)
             dtype = choose_dtype(options.dtype, device)
+            cache_dtype(config, dtype, device)  # refuses one that the device lacks
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit)
         with profile.time("load.tokenizer"):
