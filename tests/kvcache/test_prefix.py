@@ -69,9 +69,9 @@ def test_idle_pages_are_given_up_from_the_leaves_the_oldest_first(tree: PrefixTr
     assert len(tree) == tree.idle == 4 and pool.free == 4 and tree.available == 8
     pages = tree.allocate(6)
     assert pages is not None and tree.evictions == 2
+    tree.release(pages)
     assert run(tree, [1] * 4 + [2] * 4 + [0]) == 2
     assert run(tree, [1] * 4 + [3] * 4 + [0]) == 1 and run(tree, [7] * 5) == 0
-    tree.release(pages)
     assert tree.available == 8
 
 
