@@ -47,8 +47,8 @@ class Chain:
     ) -> Addresses:
         """Return what stays as it is from step to step.
 
-        `keys` and `values` are the KV cache's layers, [pages, kv_heads, page_size, head_dim], and `scales` of
-        int8 those of both, [pages, kv_heads, page_size]; ones that don't fit the program are a PieceworkError.
+        `keys` and `values` are the KV cache's layers, [pages, kv_heads, page_size, head_dim], and `scales`
+        those of both in int8, [pages, kv_heads, page_size]. What doesn't fit the program is a PieceworkError.
         """
         weights, caches = self.plan.weights, self.plan.caches
         page_size = keys[caches[0].layer].shape[2] if caches else 0

@@ -1,4 +1,4 @@
-"""Full pages of the KV cache by the tokens that they hold: the known beginning of a prompt isn't computed again.
+"""Full pages of the KV cache by the tokens that they hold: a known beginning isn't computed again.
 
 A radix tree over token ids (Morrison 1968; for KV caches Zheng et al. 2023, arXiv:2312.07104), of which each
 edge is one page of tokens: a page below another one continues it. Edges are found by a hash of their tokens

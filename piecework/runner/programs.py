@@ -167,7 +167,7 @@ def _plan(programs: Programs) -> None:
 
 
 def cache_dtype(config: EngineConfig, dtype: torch.dtype, device: Device) -> torch.dtype:
-    """Return what keys and values are kept in for a run in `dtype`; what the device lacks is a ConfigError."""
+    """Return the type that keys and values are kept in; one that the device lacks is a ConfigError."""
     if config.cache.kv_cache_dtype == "auto":
         return dtype
     if not device.int8_kv_cache:

@@ -59,7 +59,7 @@ def test_the_cache_has_the_bytes_it_says(folder, chained):
 
 
 def test_a_device_without_it_refuses_it_by_name(folder):
-    with pytest.raises(ConfigError, match="kv_cache_dtype='int8'.*sim"):
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype='int8'.*sim"):
         LLM(str(folder), device="sim", kv_cache_dtype="int8")
     with pytest.raises(ConfigError, match="kv_cache_dtype"):
         LLM(str(folder), kv_cache_dtype="fp8")

@@ -65,13 +65,12 @@ def test_requests_that_share_a_beginning_get_what_they_get_cold(make_service, pr
 
 def test_a_chat_goes_on_behind_what_was_generated(make_service, prompts):
     service, other = make_service(), make_service(prefix_caching=False)
-    history = list(prompts[0])
-    for turn in range(3):
+    history, before = list(prompts[0]), 1
+    for _ in range(3):
         (answer,), (wanted,) = results(service, [history]), results(other, [history])
         assert answer.token_ids == wanted.token_ids
-        if turn:
-            # All full pages of the turn before; the last token that it drew was never computed.
-            assert answer.usage.cached_tokens == (before - 1) // 16 * 16
+        # All full pages of the turn before; the last token that it drew was never computed.
+        assert answer.usage.cached_tokens == (before - 1) // 16 * 16
         before = len(history) + len(answer.token_ids)
         history += [*answer.token_ids, 7, 8, 9]
 

@@ -1,4 +1,4 @@
-"""Prefix reuse under any load: each page holds the tokens that its readers take it for, and comes back once."""
+"""Prefix reuse under any load: each page holds what its readers take it for, and comes back once."""
 
 from __future__ import annotations
 
