@@ -149,6 +149,11 @@ class PrefixTree:
         for node in list(self.root.children.values()):
             self._forget(node)
 
+    def restart(self, pool: PagePool, page_size: int) -> None:
+        """Go on with another pool, of which no page is known; the counts go on."""
+        self.clear()
+        self._pool, self._page_size = pool, page_size
+
     def _forget(self, top: Node) -> None:
         found = [top]
         for node in found:  # it grows on the way

@@ -11,6 +11,7 @@ from piecework import LLM
 from piecework.config import EngineConfig
 from piecework.engine.engine import Engine
 from piecework.engine.offline import in_order, run_requests
+from piecework.kvcache import PagePool
 from piecework.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -114,7 +115,7 @@ def test_cancels_leave_no_page_behind(make_service, prompts):
 
 
 def test_a_restart_without_the_cache_computes_everything_again(make_service, prompts, cold):
-    """What is done after the memory was lost: requests give their pages up, the tree is cleared."""
+    """What is done where another device takes over: its cache knows nothing."""
     service = make_service()
     results(service, prompts[:2])
     engine = Engine(service.runner, EngineConfig.from_flat({}))
@@ -128,10 +129,9 @@ def test_a_restart_without_the_cache_computes_everything_again(make_service, pro
     for _ in range(6):
         engine.step()
     assert len(scheduler.tree) > 0 and len(scheduler.running) == 4
-    for request in reversed(list(scheduler.running)):
-        scheduler._preempt(request)
-    scheduler.tree.clear()
-    assert engine.pool.used == 0
+    before, engine.pool = engine.pool, PagePool(service.runner.cache.num_pages)
+    scheduler.restart(engine.pool, service.runner.cache.page_size)
+    assert before.used == len(scheduler.tree) == 0 and len(scheduler.waiting) == 4
     for tensor in service.runner.cache.tensors().values():
         tensor.zero_()
     while engine.has_work:
