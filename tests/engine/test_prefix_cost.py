@@ -11,6 +11,11 @@ from piecework.config import SchedulerConfig
 from piecework.engine.request import Request
 from piecework.engine.scheduler import Scheduler
 from piecework.kvcache import PagePool
+from piecework.kvcache.prefix import Tokens
+
+
+def page_of(number: int) -> Tokens:
+    return lambda start, stop: [number, 9, 9, 9]
 
 
 def scheduler_with(pages: int) -> Scheduler:
@@ -19,7 +24,7 @@ def scheduler_with(pages: int) -> Scheduler:
     tree = scheduler.tree
     for number in range(pages):
         own = array("i", tree.allocate(1) or ())
-        tree.extend(tree.root, lambda start, stop, n=number: [n, 9, 9, 9], own, PAGE)  # type: ignore[misc]
+        tree.extend(tree.root, page_of(number), own, PAGE)
         tree.release(own)
     assert len(tree) == tree.idle == tree.available == pages
     return scheduler
