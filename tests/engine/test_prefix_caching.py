@@ -45,7 +45,7 @@ def cold(folder, prompts):
         {},
         {"chunk_size": 7},
         {"page_size": 1},
-        {"num_pages": 30, "max_num_seqs": 8},
+        {"page_size": 4, "num_pages": 46, "max_num_seqs": 8},
         {"compilation_config": {"chain": False}},
     ],
     ids=str,
