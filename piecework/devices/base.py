@@ -33,6 +33,8 @@ class Device(ABC):
     the op implementations it prefers, first choice first, `compilers` the names of those it can use for
     pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
 
+    `int8_kv_cache`: whether it has attention over keys and values that are kept in int8.
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
@@ -44,6 +46,7 @@ class Device(ABC):
     torch_device: torch.device
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
+    int8_kv_cache: bool = False
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None

@@ -22,6 +22,7 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
     compilers = ("native", "eager", "inductor", "dynamo")
+    int8_kv_cache = True
     chains = True
 
     def default_dtype(self, stored: str | None = None) -> torch.dtype:

@@ -87,7 +87,8 @@ class Service:
         self.device_name: str = self._runners.active_device
         self.weight_bytes: int = loaded.weight_bytes
         self.kv_bytes: int = runner.cache.nbytes
-        self.dtype: str = str(runner.cache.dtype).removeprefix("torch.")
+        self.dtype: str = str(runner.programs.model.dtype).removeprefix("torch.")
+        self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
         )

@@ -11,7 +11,7 @@ from piecework.devices import Device
 from piecework.errors import ConfigError
 from piecework.kvcache import LayerShape, PagedKVCache, page_bytes, pages_for
 from piecework.models.decoder import CausalLM
-from piecework.runner.programs import layer_shapes
+from piecework.runner.programs import cache_dtype, layer_shapes
 
 
 def make_cache(
@@ -28,6 +28,7 @@ def make_cache(
     stay free. A cache that holds less than the `max_model_len` that the user asked for is refused.
     """
     layers = layer_shapes(model)
+    dtype = cache_dtype(config, dtype, device)
     pages = plan_pages(layers, config, max_model_len, dtype, device, device.free_memory() - reserved_bytes)
     return PagedKVCache(layers, pages, config.cache.page_size, dtype, device)
 
@@ -40,7 +41,7 @@ def plan_pages(
     device: Device,
     free: int,
 ) -> int:
-    """Return how many pages `make_cache` takes of `free` bytes; raises ConfigError as it does."""
+    """Return how many pages of `dtype` `make_cache` takes of `free` bytes; raises ConfigError as it does."""
     size = config.cache.page_size
     per_page = page_bytes(layers, size, dtype)
     most = config.scheduler.max_num_seqs * pages_for(max_model_len, size) + 1
