@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "tokenizer": {"weights"},
     "quantization": MODEL | {"native", "weights", "tokenizer"},
     "devices": {"native", "ops"},
-    "kvcache": {"ops", "devices"},
+    "kvcache": {"native", "ops", "devices"},
     "compile": {"native", "ops", "devices", "graph"},
     "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},

@@ -48,6 +48,7 @@ class Device(ABC):
     captures: bool = False
     graph_budget: int | None = None
     lengths: Literal["device", "host"] = "device"
+    relayout: Literal["blocks", "rows"] = "blocks"
 
     @classmethod
     def from_options(cls, options: str) -> Device:

@@ -23,6 +23,7 @@ class CpuDevice(Device):
     op_order = ("cpu", "reference")
     compilers = ("native", "eager", "inductor", "dynamo")
     chains = True
+    relayout = "rows"
 
     def default_dtype(self) -> torch.dtype:
         """bfloat16 where the CPU multiplies it in hardware, else float32."""
