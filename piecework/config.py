@@ -89,6 +89,11 @@ class CacheConfig:
     num_pages: int | None = setting(
         None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
     )
+    prefix_caching: bool = setting(
+        True,
+        "keep full pages of ended requests, and begin behind those whose tokens a prompt begins with",
+        flags=("--enable-prefix-caching",),
+    )
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,12 @@ class Engine:
     def __init__(self, runner: Runner, config: EngineConfig) -> None:
         self._runner = runner
         self.pool = PagePool(runner.cache.num_pages)
-        self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            self.pool,
+            runner.cache.page_size,
+            prefix_caching=config.cache.prefix_caching,
+        )
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self._steps = 0
@@ -85,15 +90,20 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""
+        tree = self.scheduler.tree
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_pages_total=self.pool.usable,
-            kv_pages_used=self.pool.used,
+            kv_pages_used=self.pool.used - tree.idle,
+            kv_pages_cached=tree.idle,
             requests_total=self._total,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generated_tokens,
             preemptions_total=self.scheduler.preemptions,
+            prefix_hits_total=tree.hits,
+            prefix_cached_tokens_total=tree.hit_tokens,
+            prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
             finished=dict(self._finished),
         )
@@ -112,8 +122,11 @@ class Engine:
         if result.prompt_logprobs:
             request.prompt_logprobs.extend(result.prompt_logprobs)
         if result.error is not None:
+            self.scheduler.distrust(request)
             self._end(request, request.end("error", result.error))
-        elif scheduled.draws:
+            return
+        self.scheduler.keep(request)
+        if scheduled.draws:
             assert result.token_id is not None, "a completed prompt gives a token"
             self._generated_tokens += 1
             delta = request.accept(result.token_id, result.logprob)

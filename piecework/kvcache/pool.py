@@ -47,6 +47,10 @@ class PagePool:
             self._references[page] = 1
         return pages
 
+    def references(self, page: int) -> int:
+        """Return how many references to `page` there are."""
+        return self._references[page]
+
     def share(self, pages: Iterable[int]) -> None:
         """Add a reference to each of `pages`."""
         for page in pages:
