@@ -89,6 +89,9 @@ class CacheConfig:
     num_pages: int | None = setting(
         None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
     )
+    max_num_pages: int | None = setting(
+        None, "most pages that the cache may be resized to while it runs (default: those it begins with)"
+    )
     prefix_caching: bool = setting(
         True,
         "keep full pages of ended requests, and begin behind those whose tokens a prompt begins with",

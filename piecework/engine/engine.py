@@ -13,6 +13,7 @@ from collections.abc import Callable
 from piecework.config import EngineConfig
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
+from piecework.engine.resize import Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import PagePool
 from piecework.runner.batch import ItemResult
@@ -33,6 +34,8 @@ class Engine:
             runner.cache.page_size,
             prefix_caching=config.cache.prefix_caching,
         )
+        self.resizer = Resizer(runner.cache, self.pool, self.scheduler, runner.profile)
+        self._debug = config.compilation_config.enable_debug_mode
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self._steps = 0
@@ -70,7 +73,10 @@ class Engine:
             self._end(request, request.end(reason, error))
 
     def step(self) -> None:
-        """Run one step. When it raises, the requests that were part of it have ended with an error."""
+        """Run one step. When it raises, the requests that were part of it have ended with an error.
+
+        In debug mode PageError is raised where a page has other holders than are counted.
+        """
         time = self._runner.profile.time
         with time("schedule"):
             step = self.scheduler.schedule()
@@ -87,6 +93,8 @@ class Engine:
         with time("results"):
             for scheduled, result in zip(step, results, strict=True):
                 self._take(scheduled, result)
+        if self._debug:
+            self.pool.check(self.scheduler.page_holders())
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""

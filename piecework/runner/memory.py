@@ -29,7 +29,19 @@ def make_cache(
     """
     layers = layer_shapes(model)
     pages = plan_pages(layers, config, max_model_len, dtype, device, device.free_memory() - reserved_bytes)
-    return PagedKVCache(layers, pages, config.cache.page_size, dtype, device)
+    cache = PagedKVCache(layers, pages, config.cache.page_size, dtype, device, config.cache.max_num_pages)
+    _check_growth(cache, config.cache.max_num_pages)
+    return cache
+
+
+def _check_growth(cache: PagedKVCache, asked: int | None) -> None:
+    if asked is None:
+        return
+    if not cache.resizable:
+        allowed = f"nothing on {cache.device.name}, which can't resize a cache"
+        raise ConfigError("max_num_pages", asked, allowed)
+    if asked < cache.num_pages:
+        raise ConfigError("max_num_pages", asked, f"at least the {cache.num_pages} pages it begins with")
 
 
 def plan_pages(
