@@ -54,7 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,
     "server": {"engine", "llm", "models"} | BESIDE,
-    "bench": {"engine", "llm", "models", "devices", "native", "ops"} | BESIDE,
+    "bench": {"engine", "llm", "models", "devices", "kvcache", "native", "ops"} | BESIDE,
     "eval": {"engine", "llm", "models", "bench"} | BESIDE,
     "cli": {"quantization", "engine", "llm", "models", "server", "bench", "eval", "explain"} | BESIDE,
 }

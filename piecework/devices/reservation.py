@@ -8,6 +8,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from piecework.errors import DeviceError
+
 _NO_RESERVE = 0x4000  # MAP_NORESERVE of Linux: no memory is set aside for pages that are never written to
 
 
@@ -36,7 +38,12 @@ class HostReservation(Reservation):
 
     def __init__(self, size: int) -> None:
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        self._map = mmap.mmap(-1, max(size, 1), flags=flags)
+        try:
+            self._map = mmap.mmap(-1, max(size, 1), flags=flags)
+        except (OSError, OverflowError) as error:
+            raise DeviceError(
+                "cpu", "memory", f"{size} bytes of addresses can't be reserved: {error}"
+            ) from error
         with torch.inference_mode(False):
             # The tensor keeps the mapping, which ends with it.
             self.memory = torch.frombuffer(self._map, dtype=torch.uint8)[:size]

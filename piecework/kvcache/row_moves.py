@@ -17,6 +17,8 @@ from piecework.native import library
 
 RowMove = tuple[Tensor, Rows]
 """A dense tensor of one dimension, and the rows that move within it from its first element on."""
+RowRun = tuple[int, int, int, int, int, int, int]
+"""The fields of RowRun in native/src/move.cpp: addresses and bytes."""
 
 _STREAMED_BYTES = 8 * 2**20  # where the system doesn't tell the size of the last cache
 
@@ -27,19 +29,19 @@ def move_rows(moves: Sequence[RowMove]) -> None:
     if kernels is None:
         move_rows_by_ctypes(moves)
         return
-    runs: list[tuple[int, ...]] = []
-    starts = [0]
-    total = 0
-    for flat, rows in moves:
-        runs += _in_bytes(flat, rows)
-        starts.append(len(runs))
-        total += rows.moving * rows.row * flat.itemsize
-    packed, bounds = np.array(runs, np.int64), np.array(starts, np.int64)
+    total = sum(rows.moving * rows.row * flat.itemsize for flat, rows in moves)
+    call_kernel(kernels, [row_runs(*move) for move in moves], total >= streamed_bytes())
+
+
+def call_kernel(kernels: ctypes.CDLL, tensors: Sequence[Sequence[RowRun]], stream: bool) -> None:
+    """Copy the runs of each tensor in order, past the caches if `stream`; tensors go side by side."""
+    packed = np.array([run for runs in tensors for run in runs], np.int64)
+    bounds = np.cumsum([0, *map(len, tensors)], dtype=np.int64)
     kernels.piecework_move_rows(
         ctypes.c_void_p(packed.ctypes.data),
         ctypes.c_void_p(bounds.ctypes.data),
-        ctypes.c_int64(len(moves)),
-        ctypes.c_int64(total >= streamed_bytes()),
+        ctypes.c_int64(len(tensors)),
+        ctypes.c_int64(stream),
     )
 
 
@@ -65,13 +67,13 @@ def streamed_bytes() -> int:
 
 
 def _memmove(move: RowMove) -> None:
-    for src, dst, src_stride, dst_stride, count, size, last in _in_bytes(*move):
+    for src, dst, src_stride, dst_stride, count, size, last in row_runs(*move):
         for i in reversed(range(count)) if last else range(count):
             ctypes.memmove(dst + i * dst_stride, src + i * src_stride, size)
 
 
-def _in_bytes(flat: Tensor, rows: Rows) -> list[tuple[int, ...]]:
-    """Runs as the fields of RowRun in native/src/move.cpp: addresses and bytes."""
+def row_runs(flat: Tensor, rows: Rows) -> list[RowRun]:
+    """Return the runs of a move in their order."""
     base, width = flat.data_ptr(), flat.itemsize
     last = int(direction(rows) == "last to first")
     return [
