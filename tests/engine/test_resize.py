@@ -75,7 +75,7 @@ class Load:
     def stop(self) -> None:
         self.stopping.set()
         for thread in self._threads:
-            thread.join(120)
+            thread.join(600)
             assert not thread.is_alive(), "a request never ended"
 
     def _stream(self, k: int) -> None:
@@ -103,7 +103,7 @@ class Load:
                 self.service.abort(delta.request_id)
 
         self.service.submit(self.prompts[number], self.params[number], listener=listener)
-        assert ended.wait(120) and len(reasons) == 1
+        assert ended.wait(600) and len(reasons) == 1
         return tokens, reasons[0]
 
 

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.devices import make_device
@@ -17,6 +17,7 @@ from piecework.kvcache import LayerShape, PagedKVCache, PageError, PagePool, Pre
 LAYERS = [LayerShape(2, 8), LayerShape(1, 16)]
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["take", "give", "resize"]), st.integers(0, 40)), max_size=40))
 def test_pages_in_use_keep_their_contents_under_any_resizes(actions):
     """A list of numbers stands for the cache: what is written under a page stays readable by its owner."""
