@@ -45,7 +45,7 @@ def run_relayout(
     """Check and time each case; returns the report, with the medians' ratios and what each call allocates."""
     device = make_device(device_name)
     device.set_threads(threads)
-    methods = options.names("methods", METHODS) if options.methods else [device.relayout]
+    methods: list[str] = options.names("methods", METHODS) if options.methods else [device.relayout]
     rows: list[dict[str, Any]] = []
     left_out = 0
     for shape in shapes(options):

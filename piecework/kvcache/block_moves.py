@@ -14,11 +14,11 @@ _BOUNCE_BYTES = 2**20
 
 
 class Block(NamedTuple):
-    """`count` pieces of `size` elements with one stride. `bounce`: source and target overlap."""
+    """`length` pieces of `size` elements with one stride. `bounce`: source and target overlap."""
 
     src: int
     dst: int
-    count: int
+    length: int
     src_stride: int
     dst_stride: int
     size: int
@@ -82,7 +82,7 @@ def move_blocks(flat: Tensor, rows: Rows) -> None:
     """Move rows within `flat`, one dimension and dense, from its first element on."""
     base = flat.storage_offset()
     for block in blocks_of(rows, max(1, _BOUNCE_BYTES // flat.itemsize)):
-        shape = (block.count, block.size)
+        shape = (block.length, block.size)
         source = flat.as_strided(shape, (block.src_stride, 1), base + block.src)
         target = flat.as_strided(shape, (block.dst_stride, 1), base + block.dst)
         target.copy_(source.clone() if block.bounce else source)

@@ -14,7 +14,7 @@ class Run(NamedTuple):
 
     src: int
     dst: int
-    count: int
+    length: int
     src_stride: int
     dst_stride: int
 

@@ -91,7 +91,7 @@ class Change:
             raise RelayoutError("data_ptr", hex(src.data_ptr()), hex(dst.data_ptr()), rule)
         steps = [t.stride(-1) if t.shape[-1] > 1 else 1 for t in (src, dst)]
         if steps != [1, 1]:
-            raise RelayoutError("stride(-1)", *steps, "both must be 1")
+            raise RelayoutError("stride(-1)", steps[0], steps[1], "both must be 1")
         tokens = dst.shape[self.kv_dim_dst]
         if self.live is not None and not 0 <= self.live <= tokens:
             raise RelayoutError("tokens", tokens, tokens, f"live={self.live} must be from 0 to {tokens}")
@@ -186,7 +186,7 @@ def move_in_place(
     room = buffer.numel() * buffer.itemsize // dtype.itemsize
     needed = [_extent(shape, strides) for strides in (src_strides, dst_strides)]
     if max(needed) > room:
-        raise RelayoutError("extent in elements", *needed, f"the buffer has {room}")
+        raise RelayoutError("extent in elements", needed[0], needed[1], f"the buffer has {room}")
     if not buffer.is_contiguous():
         raise RelayoutError("stride", buffer.stride(), buffer.stride(), "the buffer must be contiguous")
     flat = buffer.view(-1).view(torch.uint8)[: room * dtype.itemsize].view(dtype)

@@ -82,7 +82,7 @@ def row_runs(flat: Tensor, rows: Rows) -> list[RowRun]:
             base + run.dst * width,
             run.src_stride * width,
             run.dst_stride * width,
-            run.count,
+            run.length,
             rows.row * width,
             last,
         )

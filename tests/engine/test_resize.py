@@ -137,7 +137,7 @@ def test_ten_changes_under_load_change_no_token(make_service, alone, device):
 
 
 def test_memory_goes_with_a_shrink_and_comes_back_zero(make_service):
-    service = make_service(num_pages=4000, max_num_pages=6000, **SMALL)
+    service = make_service(num_pages=4000, max_num_pages=6000, **{**SMALL, "max_num_seqs": 128})
     cache = service.runner.cache
     for tensor in cache.tensors().values():
         tensor[: cache.num_pages].fill_(1.0)

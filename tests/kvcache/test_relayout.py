@@ -122,10 +122,10 @@ def test_blocks_never_overlap_and_are_few(count, row, first, second, bounce):
     """A copy that isn't through a temporary has its source and its target apart."""
     rows = Rows(row, (count,), (row + first,), (row + second,))
     blocks = list(blocks_of(rows, bounce))
-    assert sum(b.count * b.size for b in blocks) == rows.moving * row
+    assert sum(b.length * b.size for b in blocks) == rows.moving * row
     for b in blocks:
-        src = (b.src, b.src + (b.count - 1) * b.src_stride + b.size)
-        dst = (b.dst, b.dst + (b.count - 1) * b.dst_stride + b.size)
+        src = (b.src, b.src + (b.length - 1) * b.src_stride + b.size)
+        dst = (b.dst, b.dst + (b.length - 1) * b.dst_stride + b.size)
         assert b.bounce or src[1] <= dst[0] or dst[1] <= src[0]
     doubled = list(blocks_of(Rows(row, (1024,), (row,), (2 * row,)), bounce))
     assert len(doubled) == 10
