@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
+KV_CACHE_DTYPES = ("auto", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -58,14 +59,16 @@ class LoadConfig:
     cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
     dtype: str = setting(
         "auto",
-        "the run's precision; auto is bfloat16 where the hardware multiplies it, else float32 on a CPU",
+        "the run's precision; auto is the device's choice: on a CPU bfloat16, but float32 for weights in "
+        "float32 or in blocks",
         choices=DTYPES,
     )
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
     quantization: str = setting(
         "auto",
-        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored; "
-        "gguf keeps a GGUF file's blocks of 4 to 8 bits as they are, where auto makes floats of them",
+        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored, "
+        "the blocks of a GGUF file too where they are fast (a CPU, but for float32); gguf keeps them "
+        "anywhere, none makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
     )
@@ -91,6 +94,12 @@ class CacheConfig:
     )
     max_num_pages: int | None = setting(
         None, "most pages that the cache may be resized to while it runs (default: those it begins with)"
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "int8 keeps keys and values in half the memory, with a scale for each token and head; auto is the "
+        "run's precision",
+        choices=KV_CACHE_DTYPES,
     )
     prefix_caching: bool = setting(
         True,
@@ -128,8 +137,35 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where the model runs."""
 
-    device: str = setting("cpu", "the device that runs the model")
+    device: str = setting(
+        "cpu",
+        "the device that runs the model, or several, `cuda,cpu`: the next takes over from one that fails",
+    )
+    failover: str = setting(
+        "full",
+        "when another of several devices takes over: off is never, compile while starting, full always",
+        choices=("off", "compile", "full"),
+    )
+    inject_fault: str | None = setting(
+        None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
+    )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
+
+    def __post_init__(self) -> None:
+        check(self)
+        names = self.devices
+        if not all(names) or len(set(names)) < len(names):
+            raise ConfigError("device", self.device, "a device, or several with commas between, each once")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices in the order in which they are tried."""
+        return tuple(name.strip() for name in self.device.split(","))
+
+    @property
+    def first(self) -> str:
+        """The device that is tried first."""
+        return self.devices[0]
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _latency(arguments: Sequence[str]) -> int:
     options = config_from_args(LatencyOptions, args)
     beside = None
     if options.against is not None:  # refused before the first model is loaded
-        given = given_settings(EngineConfig, args)
+        given = _uncached(args)
         beside = EngineConfig.from_flat(changed_settings("against", options.against, given))
 
     def measured(service: Service, seed: int) -> dict[str, Any]:
@@ -150,7 +150,7 @@ def _growth(arguments: Sequence[str]) -> int:
     options = config_from_args(GrowthOptions, args)
     show_logs(config_from_args(EngineConfig, args).log_level)
     with progress("rows", count_rows(options)) as done:
-        report = run_growth(given_settings(EngineConfig, args), options, done)
+        report = run_growth(_uncached(args), options, done)
     print(json.dumps(report) if args.json else growth_tables(report))
     return 0
 
@@ -181,13 +181,20 @@ def _relayout(arguments: Sequence[str]) -> int:
 
 
 def _offline(args: argparse.Namespace, measure: Callable[[Any, int], dict[str, Any]]) -> dict[str, Any]:
-    config = config_from_args(EngineConfig, args)
+    config = EngineConfig.from_flat(_uncached(args))
     show_logs(config.log_level)
 
     from piecework.engine.service import Service
 
     with closing(Service(config)) as service:
         return measure(service, config.load.seed)
+
+
+def _uncached(args: argparse.Namespace) -> dict[str, Any]:
+    """The given settings, without prefix caching unless they name it: what ran alone for a check of tokens
+    would be known when it is timed.
+    """
+    return {"prefix_caching": False, **given_settings(EngineConfig, args)}
 
 
 def _serving(arguments: Sequence[str]) -> int:

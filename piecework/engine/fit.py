@@ -13,12 +13,12 @@ from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.kvcache import page_bytes
 from piecework.models.config import ModelConfig
-from piecework.ops.block_kinds import KINDS
 from piecework.quantization.choose import choose_reader, stated_reader
 from piecework.quantization.sizes import float_outline, weight_bytes
-from piecework.runner.load import choose_dtype, context_limit
+from piecework.runner.load import context_limit
 from piecework.runner.memory import plan_pages
-from piecework.runner.programs import layer_shapes
+from piecework.runner.precision import settle
+from piecework.runner.programs import cache_dtype, layer_shapes
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
@@ -88,25 +88,26 @@ def fit(config: EngineConfig) -> Fit:
         ModelError: the model isn't on this machine or can't be read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device, load = make_device(config.device.device), config.load
+    device, load = make_device(config.device.first), config.load
     source = resolve(load.model, revision=load.revision, cache_dir=load.cache_dir, fetch=False)
     with closing(
         open_checkpoint(source, load.load_format, load.seed, cache_dir=load.cache_dir)
     ) as checkpoint:
         model = ModelConfig.from_dict(checkpoint.config)
         limit = context_limit(load.max_model_len, model)
-        dtype = choose_dtype(load.dtype, device)
+        dtype, quantization = settle(load, checkpoint, model.dtype, device)
         free = device.free_memory()
-        asked = _choice(config, model, checkpoint, dtype, load.quantization, free)
+        asked = _choice(config, model, checkpoint, dtype, quantization, device, free)
         others = [
-            _choice(config, model, checkpoint, other, quantization, free)
-            for other, quantization in _others(checkpoint, device, dtype, load.quantization)
+            _choice(config, model, checkpoint, other, form, device, free)
+            for other, form in _others(checkpoint, device, dtype, quantization)
         ]
         pages, reason = 1, None
         if asked.weight_bytes < free:
             layers = layer_shapes(float_outline(model, dtype))
             try:
-                pages = plan_pages(layers, config, limit, dtype, device, free - asked.weight_bytes)
+                kept = cache_dtype(config, dtype, device)
+                pages = plan_pages(layers, config, limit, kept, device, free - asked.weight_bytes)
             except ConfigError as error:
                 reason = str(error)
     return Fit(
@@ -132,12 +133,13 @@ def _choice(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     quantization: str,
+    device: Device,
     free: int,
 ) -> Choice:
     outline = float_outline(model, dtype)
     weights = weight_bytes(outline, checkpoint, choose_reader(checkpoint, quantization))
     size = config.cache.page_size
-    page = page_bytes(layer_shapes(outline), size, dtype)
+    page = page_bytes(layer_shapes(outline), size, cache_dtype(config, dtype, device))
     tokens = max(0, (free - weights) // page - 1) * size  # a page is the dummy that padding writes to
     return Choice(str(dtype).removeprefix("torch."), quantization, weights, page, tokens)
 
@@ -146,17 +148,13 @@ def _others(
     checkpoint: Checkpoint, device: Device, dtype: torch.dtype, asked: str
 ) -> Iterator[tuple[torch.dtype, str]]:
     """Yield what else could be chosen: other precisions, and other forms of float weights."""
-    stored = "auto" if asked in ("auto", "none") else asked
-    forms = ["auto"]
+    blocks = isinstance(checkpoint, GgufCheckpoint) and checkpoint.has_blocks
+    plain = "none" if blocks else "auto"  # for blocks, auto is the device's choice
+    stored = plain if asked in ("auto", "none") else asked
+    forms = [plain]
     if not isinstance(checkpoint, DummyCheckpoint) and stated_reader(checkpoint) is None:
-        forms.append("w8a8-dynamic")
-        if isinstance(checkpoint, GgufCheckpoint) and _has_blocks(checkpoint):
-            forms.append("gguf")
+        forms += ["w8a8-dynamic", *(["gguf"] if blocks else [])]
     for form in forms:
-        for other in (torch.float32, torch.bfloat16) if form == "auto" else (dtype,):
+        for other in (torch.float32, torch.bfloat16) if form == plain else (dtype,):
             if (other, form) != (dtype, stored) and device.supports_dtype(other):
                 yield other, form
-
-
-def _has_blocks(checkpoint: GgufCheckpoint) -> bool:
-    return any(checkpoint.kind(name).name in KINDS for name in checkpoint.names())

@@ -157,11 +157,12 @@ class Scheduler:
             tree.release(known)
             return False
         request.pages.extend(known + pages)
-        request.computed = len(known) * self._page_size
         if request.cached_tokens is None:
-            request.cached_tokens = request.computed
-        tree.hits += bool(known)
-        tree.hit_tokens += request.computed
+            request.cached_tokens = len(known) * self._page_size
+        if known:
+            request.computed = len(known) * self._page_size
+            tree.hits += 1
+            tree.hit_tokens += request.computed
         return True
 
     def _may_reuse(self, request: Request) -> bool:
@@ -198,7 +199,18 @@ class Scheduler:
                 return False
         return True
 
+    def restart(self, pool: PagePool, page_size: int) -> None:
+        """Go on with another cache, in which there is nothing: what ran is computed again, first of all."""
+        for request in reversed(list(self.running)):
+            self._wait_again(request)
+        self._page_size = page_size
+        self.tree.restart(pool, page_size)
+
     def _preempt(self, request: Request) -> None:
+        self._wait_again(request)
+        self.preemptions += 1
+
+    def _wait_again(self, request: Request) -> None:
         del self.running[request]
         self._release(request)
         request.computed = 0
@@ -206,7 +218,6 @@ class Scheduler:
             request.prompt_logprobs.clear()
         self.waiting[request] = None
         self.waiting.move_to_end(request, last=False)
-        self.preemptions += 1
 
     def _release(self, request: Request) -> None:
         self.tree.release(request.pages)

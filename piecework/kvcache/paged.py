@@ -14,6 +14,7 @@ from torch import Tensor
 from piecework.devices import Device
 from piecework.devices.reservation import Reservation
 from piecework.errors import DeviceError
+from piecework.ops.attention_int8 import SCALE_DTYPE
 
 Ints = NDArray[np.integer]
 _PAGES_AT_ONCE = 64  # a copy goes through a temporary of so many pages of one layer
@@ -27,8 +28,9 @@ class LayerShape:
     head_dim: int
 
     def page_bytes(self, page_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one page of this layer, keys and values."""
-        return 2 * self.num_kv_heads * self.head_dim * page_size * dtype.itemsize
+        """Bytes of one page of this layer, keys and values; in int8 each token and head has a scale."""
+        scale = SCALE_DTYPE.itemsize if dtype is torch.int8 else 0
+        return 2 * self.num_kv_heads * page_size * (self.head_dim * dtype.itemsize + scale)
 
 
 class PagedKVCache:
@@ -36,7 +38,8 @@ class PagedKVCache:
 
     `keys[layer]` and `values[layer]` are [num_pages, kv_heads, page_size, head_dim]. Pages are the
     outermost dimension, so that a cache with more pages has the same strides, and each head's page is
-    one contiguous block. All memory is zero at first: a masked NaN would still poison a softmax.
+    one contiguous block. All memory is zero at first: a masked NaN would still poison a softmax. In int8,
+    `key_scales` and `value_scales` are [num_pages, kv_heads, page_size]; otherwise there are none.
     Tensors have addresses for `max_pages`, of which the first `num_pages` have memory (`resize`); only a
     device that reserves addresses has more than it begins with.
     Who moves a layer sets new tuples; whoever knows addresses sees from that that they changed.
@@ -58,9 +61,13 @@ class PagedKVCache:
         self.page_size = page_size
         self.dtype = dtype
         shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers]
-        self._names = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(layers))]
+        kinds = ("keys", "values", *(("key_scales", "value_scales") if dtype is torch.int8 else ()))
+        self._names = [f"{kind}.{i}" for kind in kinds for i in range(len(layers))]
         self.keys = tuple(self._zeros(shape, dtype) for shape in shapes)
         self.values = tuple(self._zeros(shape, dtype) for shape in shapes)
+        scaled = [shape[:3] for shape in shapes if dtype is torch.int8]
+        self.key_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
+        self.value_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
 
     @property
     def nbytes(self) -> int:
@@ -73,8 +80,14 @@ class PagedKVCache:
         return len(self._reserved) == len(self._names)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, `keys.<layer>` and `values.<layer>`."""
-        return dict(zip(self._names, (*self.keys, *self.values), strict=True))
+        """Return all tensors by name, `keys.<layer>` and so on."""
+        tensors = (*self.keys, *self.values, *self.key_scales, *self.value_scales)
+        return dict(zip(self._names, tensors, strict=True))
+
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return what attention of a layer reads: keys, values, and in int8 the scales of both."""
+        found = (self.keys[index], self.values[index])
+        return (*found, self.key_scales[index], self.value_scales[index]) if self.key_scales else found
 
     def resize(self, num_pages: int) -> None:
         """Give memory, all zero, to pages up to `num_pages`, and take it from those behind.

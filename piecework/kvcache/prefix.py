@@ -1,4 +1,4 @@
-"""Full pages of the KV cache by the tokens that they hold: the known beginning of a prompt isn't computed again.
+"""Full pages of the KV cache by the tokens that they hold: a known beginning isn't computed again.
 
 A radix tree over token ids (Morrison 1968; for KV caches Zheng et al. 2023, arXiv:2312.07104), of which each
 edge is one page of tokens: a page below another one continues it. Edges are found by a hash of their tokens
@@ -164,6 +164,11 @@ class PrefixTree:
         """Take all pages out of the tree, for example where their memory is lost."""
         for node in list(self.root.children.values()):
             self._forget(node)
+
+    def restart(self, pool: PagePool, page_size: int) -> None:
+        """Go on with another pool, of which no page is known; the counts go on."""
+        self.clear()
+        self._pool, self._page_size = pool, page_size
 
     def _forget(self, top: Node) -> None:
         found = [top]

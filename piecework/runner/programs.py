@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+
+import torch
 
 from piecework import debug
 from piecework.capture.buffers import StaticBuffers
@@ -14,6 +17,7 @@ from piecework.capture.runner import GraphRunner
 from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import Device
+from piecework.errors import ConfigError
 from piecework.graph.counters import Counters
 from piecework.graph.program import Program
 from piecework.graph.stored import ProgramStore, signature, storable, tensors_of
@@ -23,6 +27,8 @@ from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
 from piecework.runner.recipe import HeadPasses, Recipe
+
+log = logging.getLogger("piecework.capture")
 
 # Graphs get at most this share of the memory that is free beside the weights; the KV cache has the rest.
 _GRAPH_SHARE = 0.5
@@ -101,7 +107,8 @@ def make_programs(
     """
     settings, choices = config.compilation_config, recipe.capture
     counters, head_counters = Counters(), Counters()
-    store = _store(model, config, device, cache_dir) if stored else None
+    keeps = stored and not recipe.guards_runs
+    store = _store(model, config, device, cache_dir) if keeps else None
     body = store.load("body", model, counters) if store else None
     head = store.load("head", model, head_counters) if store else None
     if body is None or head is None:
@@ -118,6 +125,10 @@ def make_programs(
             head = build_head_program(model, made)
             if store:
                 store.save("head", head, model, head_counters)
+    if any(getattr(piece, "moved", False) for piece in (*body.pieces, *head.pieces)):
+        if device.captures:
+            log.warning("nothing is captured on %s: a piece runs on another device", device.name)
+        choices = CaptureOptions("eager", "eager")
     largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
     buffers = StaticBuffers(
         device,
@@ -125,7 +136,7 @@ def make_programs(
         sequences=max(choices.full_sizes, default=1),
         table_width=pages_for(max_len, config.cache.page_size),
     )
-    chain = make_chain(body, device, settings.chain)
+    chain = make_chain(body, device, settings.chain, cache_dtype(config, model.dtype, device))
     programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config, chain)
     if device.captures:
         with profile.time("capture.plan"):
@@ -153,7 +164,7 @@ def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Pat
 def _plan(programs: Programs) -> None:
     """Measure what a graph takes on a cache of one page, and choose the sizes that have room."""
     layers = layer_shapes(programs.model)
-    dtype = programs.model.dtype
+    dtype = cache_dtype(programs.config, programs.model.dtype, programs.device)
     page_size = programs.config.cache.page_size
     graphs = programs.graphs(PagedKVCache(layers, 2, page_size, dtype, programs.device))
     if graphs.wishes:
@@ -161,6 +172,16 @@ def _plan(programs: Programs) -> None:
         budget = int(programs.device.free_memory() * _GRAPH_SHARE)
         programs.plan = graphs.plan(budget, programs.cost)
     programs.counters.captures = programs.head_counters.captures = 0  # those for the measurement are gone
+
+
+def cache_dtype(config: EngineConfig, dtype: torch.dtype, device: Device) -> torch.dtype:
+    """Return the type that keys and values are kept in; one that the device lacks is a ConfigError."""
+    if config.cache.kv_cache_dtype == "auto":
+        return dtype
+    if not device.int8_kv_cache:
+        allowed = f"auto on {device.name}, which has no attention over keys and values of int8"
+        raise ConfigError("kv_cache_dtype", config.cache.kv_cache_dtype, allowed)
+    return torch.int8
 
 
 def layer_shapes(model: CausalLM) -> list[LayerShape]:

@@ -170,5 +170,5 @@ def test_what_cannot_be_is_refused_and_changes_nothing(make_service):
 
 
 def test_growth_that_the_start_does_not_allow(make_service):
-    with pytest.raises(ConfigError, match="max_num_pages=50 is not allowed: at least the 100 pages"):
+    with pytest.raises(ConfigError, match="max_num_pages=50 is not allowed: at least num_pages=100"):
         make_service(num_pages=100, max_num_pages=50, **SMALL)

@@ -1,0 +1,41 @@
+"""Settings that were made for one device, on the next one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from piecework.compilation import CompilationConfig
+from piecework.config import CacheConfig
+from piecework.devices import Device
+from piecework.devices.base import Phase
+
+_PHASES: tuple[Phase, ...] = ("decode", "prefill")
+
+
+def fit_settings(settings: CompilationConfig, device: Device) -> tuple[CompilationConfig, list[str]]:
+    """Return the settings with `auto` for what `device` doesn't have, and what was changed, as text.
+
+    In strict mode nothing is changed, so that the device refuses them.
+    """
+    changes: dict[str, Any] = {}
+    if settings.strict:
+        return settings, []
+    for phase in _PHASES:
+        mode = getattr(settings, f"{phase}_graph")
+        if mode not in ("auto", *device.graph_modes(phase)):
+            changes[f"{phase}_graph"] = "auto"
+        sizes = f"{phase}_capture_sizes"
+        if not device.captures and getattr(settings, sizes) is not None:
+            changes[sizes] = None
+    if settings.compiler != "auto" and settings.compiler.partition(":")[0] not in device.compilers:
+        changes["compiler"] = "auto"
+    said = [f"{name}={getattr(settings, name)}" for name in changes if not name.endswith("_sizes")]
+    return settings.with_changes(**changes), said
+
+
+def fit_cache(cache: CacheConfig, device: Device, *, strict: bool) -> tuple[CacheConfig, list[str]]:
+    """The same for the KV cache: its own precision where `device` has no attention over int8."""
+    if strict or cache.kv_cache_dtype == "auto" or device.int8_kv_cache:
+        return cache, []
+    return replace(cache, kv_cache_dtype="auto"), [f"kv_cache_dtype={cache.kv_cache_dtype}"]
