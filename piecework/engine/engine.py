@@ -112,7 +112,7 @@ class Engine:
         return self._resizer.size(longest)
 
     def resize_kv(self, pages: int, longest: int) -> KVSize:
-        """Have `pages` pages, in which `longest` tokens and each open request, alone, must fit; see `Resizer`.
+        """Have `pages` pages, in which `longest` tokens and each open request alone must fit; see `Resizer`.
 
         An open request may be longer than what is admitted now, where another device took over.
         """
