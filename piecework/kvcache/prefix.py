@@ -33,7 +33,7 @@ class Node:
         self.parent = parent
         self.key = key
         self.page = page
-        self.depth = 0 if parent is None else parent.depth + 1
+        self.depth: int = 0 if parent is None else parent.depth + 1
         self.children: dict[bytes, Node] = {}
 
 
