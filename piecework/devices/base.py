@@ -33,6 +33,9 @@ class Device(ABC):
     the op implementations it prefers, first choice first, `compilers` the names of those it can use for
     pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
 
+    `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
+    crash or hang without the server.
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
@@ -44,6 +47,7 @@ class Device(ABC):
     torch_device: torch.device
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
+    workers: Literal["inline", "process"] = "inline"
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None

@@ -16,7 +16,7 @@ from piecework.engine.request import Request
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import PagePool
 from piecework.runner.batch import ItemResult
-from piecework.runner.runner import Runner
+from piecework.workers.serving.worker import StepRunner
 
 log = logging.getLogger("piecework.engine")
 
@@ -24,7 +24,7 @@ log = logging.getLogger("piecework.engine")
 class Engine:
     """Runs requests on a runner. Every request that is added ends exactly once, with a reason."""
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(self, runner: StepRunner, config: EngineConfig) -> None:
         self._runner = runner
         self.pool = PagePool(runner.cache.num_pages)
         self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
@@ -63,6 +63,11 @@ class Engine:
         """End every request, for example when the engine stops."""
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end(request, request.end(reason, error))
+
+    def lose_cache(self, error: str) -> None:
+        """End every request that has pages: what was in them is gone. Those that wait go on waiting."""
+        for request in list(self.scheduler.running):
+            self._end(request, request.end("error", error))
 
     def step(self) -> None:
         """Run one step. When it raises, the requests that were part of it have ended with an error."""

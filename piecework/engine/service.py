@@ -8,7 +8,8 @@ import logging
 import random
 import threading
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 from piecework import debug
@@ -17,18 +18,22 @@ from piecework.engine.admission import Admission
 from piecework.engine.engine import Engine
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener, Request
-from piecework.errors import EngineDeadError, QueueFullError, RequestError
+from piecework.errors import EngineDeadError, QueueFullError, RequestError, WorkerLostError
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.runner.load import load
-from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.workers.serving.inline import InlineServing
+from piecework.workers.serving.process import ProcessServing
+from piecework.workers.serving.worker import Context, ServingWorker, place
 
 log = logging.getLogger("piecework.service")
 
 # A step may fail on its own; this many in a row mean that the next one will fail too.
 _FAILURES_UNTIL_DEAD = 3
+_LOSSES_SHOWN = 8
+_CLOSE_SECONDS = 10.0
+"""What the engine's thread and a worker get to end by themselves, together, before they are made to."""
 
 
 class Observer(Protocol):
@@ -42,45 +47,42 @@ class Service:
     """Loads a model and serves requests until `close`.
 
     Attributes: `config`, `model_config`, `tokenizer` (None where the model has none), `model_name`,
-    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`, `runner`
-    (its programs and counters may be read; it works on the engine's thread).
+    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`, `shape`,
+    `runner` (works on the engine's thread; where it is in this process, its programs may be read).
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.profile = Profile(config.profile)
-        depth = debug.level()
-        loaded = load(config, self.profile)
-        if depth:
-            from piecework.explain.layers import show_layers
-
-            show_layers(loaded.runner.programs, depth)
-        self.model_config: ModelConfig = loaded.model_config
-        self.tokenizer: Tokenizer | None = loaded.tokenizer
+        self._lock = threading.Condition()
+        self._worker = _start(config, self.profile, self._worker_changed)
+        front, self.shape = self._worker.front, self._worker.shape
+        self.model_config: ModelConfig = front.model_config
+        self.tokenizer: Tokenizer | None = front.tokenizer
         self.model_name: str = config.load.served_model_name or config.load.model
-        self.max_model_len: int = loaded.max_model_len
-        self.default_params: SamplingParams = loaded.default_params
-        self.device_name: str = loaded.runner.device.name
-        self.weight_bytes: int = loaded.weight_bytes
-        self.kv_bytes: int = loaded.runner.cache.nbytes
-        self.dtype: str = str(loaded.runner.cache.dtype).removeprefix("torch.")
+        self.max_model_len: int = self.shape.max_model_len
+        self.default_params: SamplingParams = front.default_params
+        self.device_name: str = self.shape.device
+        self.weight_bytes: int = self.shape.weight_bytes
+        self.kv_bytes: int = self.shape.kv_bytes
+        self.dtype: str = self.shape.dtype
         self.observers: list[Observer] = []
         self._admission = Admission(
-            loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
+            front.model_config, front.tokenizer, front.eos_ids, self.shape.max_model_len
         )
-        self.runner: Runner = loaded.runner
-        self._engine = Engine(loaded.runner, config)
+        self.runner: Any = self._worker.runner
+        self._engine = Engine(self._worker.runner, config)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
-        self._lock = threading.Condition()
         self._arrivals: list[Request] = []
         self._aborts: set[str] = set()  # of open requests only
         self._open: set[str] = set()
         self._closing = False
         self._draining = False
         self._dead: str | None = None
+        self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         self._stats = self._engine.stats()
-        loaded.runner.device.release_threads()
+        self._worker.leave_thread()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 
@@ -157,15 +159,21 @@ class Service:
 
     def graph_counters(self) -> dict[str, dict[str, int]]:
         """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""
-        programs = self.runner.programs
-        return {"body": programs.counters.snapshot(), "head": programs.head_counters.snapshot()}
+        return self._worker.counters()
+
+    def workers(self) -> list[Context]:
+        """Return what is known of the workers that run steps."""
+        return self._worker.contexts()
 
     def health(self) -> dict[str, Any]:
-        """Return status (`ok` or `dead`), device, and the events that led to it."""
-        events = [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
+        """Return status (`ok`, `restarting` or `dead`), device, workers, and the events that led to it."""
+        events = [{"stage": "worker", "reason": reason} for reason in self._losses]
+        events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
+        alive = self._dead is None and not self._closing
         return {
-            "status": "ok" if self._dead is None and not self._closing else "dead",
+            "status": "dead" if not alive else "ok" if self._worker.ready else "restarting",
             "device": self.device_name,
+            "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }
 
@@ -180,8 +188,11 @@ class Service:
         with self._lock:
             self._closing = True
             self._lock.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(_CLOSE_SECONDS / 2)
+        self._worker.close(_CLOSE_SECONDS / 2)  # which ends a step that hangs, and so the thread
+        self._thread.join()
 
     def _room(self) -> int:
         return self.config.scheduler.max_queue - len(self._arrivals) - self._stats.waiting
@@ -211,8 +222,17 @@ class Service:
                     break
             try:
                 self._take_commands()
-                self._engine.step()
+                if (loss := self._worker.take_loss()) is not None:
+                    self._losses.append(loss)
+                    self._engine.lose_cache(loss)
+                if (failure := self._worker.failure()) is not None:
+                    self._die(failure)
+                    return
+                if self._worker.ready:
+                    self._engine.step()
                 failures = 0
+            except WorkerLostError as error:
+                log.warning("a step was lost: %s", error)
             except Exception as error:
                 failures += 1
                 log.exception("a step failed (%d of %d in a row)", failures, _FAILURES_UNTIL_DEAD)
@@ -223,7 +243,15 @@ class Service:
         self._finish_all("abort", None)
 
     def _has_something_to_do(self) -> bool:
-        return bool(self._closing or self._arrivals or self._aborts or self._engine.has_work)
+        worker = self._worker
+        if self._closing or self._arrivals or self._aborts or worker.lost or worker.failure() is not None:
+            return True
+        return self._engine.has_work and worker.ready
+
+    def _worker_changed(self) -> None:
+        """A worker died, came back, or won't; called from a thread of its own."""
+        with self._lock:
+            self._lock.notify_all()
 
     def _take_commands(self) -> None:
         with self._lock:
@@ -263,3 +291,16 @@ class Service:
                 observer.finished(request.params, delta)
             except BaseException:  # not even SystemExit may end the engine's thread: clients would hang
                 log.exception("an observer failed")
+
+
+def _start(config: EngineConfig, profile: Profile, on_change: Callable[[], None]) -> ServingWorker:
+    """Load the model where the settings want it."""
+    depth = debug.level()
+    if place(config) == "process":
+        return ProcessServing(config, profile, on_change, "piecework.engine.worker_host:EngineHost")
+    worker = InlineServing(config, profile)
+    if depth:
+        from piecework.explain.layers import show_layers
+
+        show_layers(worker.runner.programs, depth)
+    return worker

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,9 @@ from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.load import open_checkpoint
-from piecework.weights.source import resolve
+from piecework.weights.source import Source, resolve
 
 log = logging.getLogger("piecework.load")
 
@@ -44,8 +46,30 @@ class Loaded:
     weight_bytes: int
 
 
-def load(config: EngineConfig, profile: Profile) -> Loaded:
-    """Load what `config.load` names onto `config.device`.
+@dataclass(frozen=True)
+class Front:
+    """What the engine must know of a model apart from its weights."""
+
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    default_params: SamplingParams
+    eos_ids: tuple[int, ...]
+
+
+def load_front(config: EngineConfig, profile: Profile) -> Front:
+    """Load what the engine needs where the weights are in another process. Raises as `load` does."""
+    with profile.time("load.source"):
+        source = _resolve(config)
+    with profile.time("load.config"), closing(_open(config, source)) as checkpoint:
+        model_config = ModelConfig.from_dict(checkpoint.config)
+        generation = dict(checkpoint.generation_config)
+    with profile.time("load.tokenizer"):
+        tokenizer = _tokenizer(config, source)
+    return _front(model_config, tokenizer, generation)
+
+
+def load(config: EngineConfig, profile: Profile, *, with_tokenizer: bool = True) -> Loaded:
+    """Load what `config.load` names onto `config.device`; a worker needs no tokenizer.
 
     Raises:
         ModelError: the model can't be found or read.
@@ -55,9 +79,9 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):
-        source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
+        source = _resolve(config)
     with profile.time("load.config"):
-        checkpoint = open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+        checkpoint = _open(config, source)
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
@@ -66,14 +90,7 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit)
         with profile.time("load.tokenizer"):
-            tokenizer_source = source
-            if options.tokenizer is not None:
-                tokenizer_source = resolve(options.tokenizer, cache_dir=options.cache_dir)
-            tokenizer = load_tokenizer(
-                tokenizer_source,
-                cache_dir=options.cache_dir,
-                chat_template=_chat_template(options.chat_template),
-            )
+            tokenizer = _tokenizer(config, source) if with_tokenizer else None
         with profile.time("load.weights"):
             model = load_model(
                 model_config,
@@ -95,18 +112,41 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     fits = min(limit, (cache.num_pages - 1) * cache.page_size)
     if fits < limit and options.max_model_len is None:
         log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)
-    eos = {*model_config.eos_ids, *_as_ids(generation.get("eos_token_id"))}
-    if tokenizer is not None:
-        eos.update(tokenizer.eos_ids)
+    front = _front(model_config, tokenizer, generation)
     return Loaded(
         runner=Runner(programs, cache, profile),
         model_config=model_config,
         tokenizer=tokenizer,
-        default_params=default_params(generation),
-        eos_ids=tuple(sorted(eos)),
+        default_params=front.default_params,
+        eos_ids=front.eos_ids,
         max_model_len=fits,
         weight_bytes=weight_bytes,
     )
+
+
+def _resolve(config: EngineConfig) -> Source:
+    return resolve(config.load.model, revision=config.load.revision, cache_dir=config.load.cache_dir)
+
+
+def _open(config: EngineConfig, source: Source) -> Checkpoint:
+    options = config.load
+    return open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+
+
+def _tokenizer(config: EngineConfig, source: Source) -> Tokenizer | None:
+    options = config.load
+    if options.tokenizer is not None:
+        source = resolve(options.tokenizer, cache_dir=options.cache_dir)
+    return load_tokenizer(
+        source, cache_dir=options.cache_dir, chat_template=_chat_template(options.chat_template)
+    )
+
+
+def _front(model_config: ModelConfig, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> Front:
+    eos = {*model_config.eos_ids, *_as_ids(generation.get("eos_token_id"))}
+    if tokenizer is not None:
+        eos.update(tokenizer.eos_ids)
+    return Front(model_config, tokenizer, default_params(generation), tuple(sorted(eos)))
 
 
 def choose_dtype(name: str, device: Device) -> torch.dtype:

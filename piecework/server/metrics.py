@@ -17,6 +17,7 @@ from starlette.types import Scope
 from piecework.engine.outputs import Delta
 from piecework.sampling import SamplingParams
 from piecework.server.graph_metrics import graph_metrics
+from piecework.server.worker_metrics import worker_metrics
 from piecework.version import __version__
 
 if TYPE_CHECKING:
@@ -104,6 +105,7 @@ class _EngineCollector(Collector):
             ended.add_metric([reason], stats.finished.get(reason, 0))
         yield ended
         yield from graph_metrics(self._service.graph_counters())
+        yield from worker_metrics(self._service.workers())
         yield from self._profile()
 
     def _profile(self) -> Iterator[Metric]:
