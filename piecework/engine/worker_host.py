@@ -1,4 +1,4 @@
-"""The host of the engine's worker processes: it shows, as the engine does, what `PIECEWORK_DEBUG` asks for."""
+"""The host of the engine's worker processes: it shows what `PIECEWORK_DEBUG` asks for, as the engine does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child dies when its parent dies: the kernel is asked to end it, and a pipe tells it where there is none."""
+"""A child dies when its parent dies: the kernel is asked to end it, and a pipe tells it too."""
 
 from __future__ import annotations
 

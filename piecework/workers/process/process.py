@@ -103,7 +103,8 @@ class ChildProcess:
             self._wake()
         try:
             body = encode(Call(number, self.generation, method, body))
-            self._spawned.channel.send(Kind.CALL, body, fds)
+            if not self._spawned.channel.post(Kind.CALL, body, fds):
+                self._wake()
         except OSError:  # it is gone; whoever attends to it will say why
             log.debug("a call to %s could not be sent", self.name)
         return future
@@ -136,9 +137,9 @@ class ChildProcess:
         with self._lock:
             self._spawned = spawned
         with contextlib.suppress(OSError):
-            spawned.channel.send(Kind.START, encode(first))
-        if self._closing:
-            spawned.channel.end()
+            spawned.channel.post(Kind.START, encode(first))
+        if self._closing:  # nobody could tell it before
+            self.signal(signal.SIGTERM)
         with selectors.DefaultSelector() as selector:
             selector.register(spawned.channel, selectors.EVENT_READ)
             selector.register(spawned.output.pipe, selectors.EVENT_READ)
@@ -159,7 +160,15 @@ class ChildProcess:
                 self.signal(signal.SIGKILL)
                 kill_at = now() + _LAST_WORDS
             polls = spawned.pidfd is None and not talks
-            for key, _ in selector.select(_POLL if polls else self._until(kill_at)):
+            if talks:
+                writes = selectors.EVENT_WRITE if spawned.channel.unsent else 0
+                selector.modify(spawned.channel, selectors.EVENT_READ | writes)
+            for key, events in selector.select(_POLL if polls else self._until(kill_at)):
+                if events & selectors.EVENT_WRITE:
+                    with contextlib.suppress(OSError):  # it is gone, and will be read to its end
+                        spawned.channel.flush()
+                if not events & selectors.EVENT_READ:
+                    continue
                 if key.fileobj is spawned.channel and not self._receive(spawned):
                     selector.unregister(spawned.channel)
                     talks = False

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from piecework.workers.process.output import Output
 from piecework.workers.process.wire import Channel, channel_pair
@@ -68,4 +69,4 @@ def spawn() -> Spawned:
 
 
 def _search_path() -> str:
-    return os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+    return os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)

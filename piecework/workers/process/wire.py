@@ -24,25 +24,49 @@ class Frame(NamedTuple):
 
 
 class Channel:
-    """One end of a socket pair. Any thread may send; one thread receives."""
+    """One end of a socket pair. Any thread may send; one thread receives.
+
+    A parent posts: were both ends to wait until the other reads, none would.
+    """
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._sending = threading.Lock()
         self._received = bytearray()
         self._fds: deque[int] = deque()
+        self._unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
 
     def fileno(self) -> int:
         """For selectors: readable means that `frames` returns at once."""
         return self._socket.fileno()
 
-    def send(self, kind: int, body: bytes, fds: Sequence[int] = ()) -> None:
-        """Send a frame whole; blocks while the other end doesn't read. Raises OSError where it is gone."""
+    def send(self, kind: int, body: bytes) -> None:
+        """Send a frame whole; blocks while the other end doesn't read. Raises OSError where it is gone.
+
+        Not to be mixed with `post`.
+        """
+        with self._sending:
+            self._socket.sendall(_HEADER.pack(len(body), kind, 0) + body)
+
+    def post(self, kind: int, body: bytes, fds: Sequence[int] = ()) -> bool:
+        """Send a frame without waiting; False where a part of it is left for `flush`.
+
+        Raises OSError where the other end is gone. The descriptors must stay open until it is sent.
+        """
         data = _HEADER.pack(len(body), kind, len(fds)) + body
         with self._sending:
-            sent = socket.send_fds(self._socket, [data], list(fds)) if fds else self._socket.send(data)
-            if sent < len(data):
-                self._socket.sendall(memoryview(data)[sent:])
+            self._unsent.append((memoryview(data), tuple(fds)))
+            return self._flush()
+
+    @property
+    def unsent(self) -> bool:
+        """Whether something waits for `flush`, which is worth a try when the channel is writable."""
+        return bool(self._unsent)
+
+    def flush(self) -> bool:
+        """Send more of what was posted; False where something is still left."""
+        with self._sending:
+            return self._flush()
 
     def frames(self, *, wait: bool = True) -> list[Frame]:
         """Receive once and return the frames that are complete, which may be none.
@@ -75,6 +99,21 @@ class Channel:
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
+
+    def _flush(self) -> bool:
+        while self._unsent:
+            data, fds = self._unsent.popleft()
+            try:
+                if fds:
+                    sent = socket.send_fds(self._socket, [data], fds, socket.MSG_DONTWAIT)
+                else:
+                    sent = self._socket.send(data, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                self._unsent.appendleft((data, fds))
+                return False
+            if sent < len(data):
+                self._unsent.appendleft((data[sent:], ()))
+        return True
 
     def _next(self) -> Frame | None:
         if len(self._received) < _HEADER.size:
