@@ -135,9 +135,7 @@ class WorkerConfig:
         choices=("auto", "inline", "process"),
     )
     worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")
-    worker_step_timeout: float = setting(
-        300.0, "seconds without an answer until a child counts as hung"
-    )
+    worker_step_timeout: float = setting(300.0, "seconds without an answer until a child counts as hung")
 
     def __post_init__(self) -> None:
         check(self)

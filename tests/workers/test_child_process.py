@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from child_hosts import ECHO, Crashes, Deaf, Nested, Refuses, Sleeps, Stubborn, Trouble, make, started
+from child_hosts import ECHO, Crashes, Deaf, Refuses, Sleeps, Stubborn, Trouble, make, started
 
 from piecework.errors import ConfigError, DeviceError, WorkerError, WorkerLostError
 from piecework.workers.process.process import ChildProcess
@@ -236,4 +236,3 @@ def test_a_tiny_child_imports_no_torch():
     code = "import sys, piecework.workers.process.child, piecework.workers.process.echo; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy"} & {name.split(".")[0] for name in done.stdout.split()}
-
