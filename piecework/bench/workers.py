@@ -48,13 +48,18 @@ def run_workers(options: WorkersOptions, on_done: Callable[[], None] = lambda: N
 
 
 def _hop(child: ChildProcess, size: int, steps: int) -> dict[str, Any]:
-    """Write a decode step of `size` requests, send it, and take the answer, again and again."""
+    """Write a decode step of `size` requests, send it, and take the answer, again and again.
+
+    `processor_us` is what both processes took of processors, whatever else the machine does.
+    """
     params = SamplingParams(temperature=0.0)
     pages = array("i", range(_CONTEXT // _PAGE))
     states = [SamplingState(params, 0, 0, (), ()) for _ in range(size)]
     items = [BatchItem([1], Span(_CONTEXT - 1, 1), pages, state) for state in states]
     writer, times, sent = StepWriter(size), [], 0
     for number in range(steps + steps // 10):
+        if number == steps // 10:
+            spent = processor_time() + _spent(child.pid)
         begin = now()
         body = encode(writer.write(items, profiled=False))
         child.call("step", body, timeout=60.0).result()
@@ -66,6 +71,7 @@ def _hop(child: ChildProcess, size: int, steps: int) -> dict[str, Any]:
         "bytes": sent,
         "median_us": median(times),
         "p95_us": percentile(times, 95),
+        "processor_us": (processor_time() + _spent(child.pid) - spent) / steps * 1e6,
     }
 
 
@@ -87,13 +93,17 @@ def _spent(pid: int | None) -> float:
 def workers_table(report: dict[str, Any]) -> str:
     """The figures for a person."""
     rows = [
-        (hop["requests"], hop["bytes"], f"{hop['median_us']:.0f}", f"{hop['p95_us']:.0f}")
+        (
+            hop["requests"],
+            hop["bytes"],
+            *(f"{hop[name]:.0f}" for name in ("median_us", "p95_us", "processor_us")),
+        )
         for hop in report["hops"]
     ]
     idle = report["idle"]
     return "\n".join(
         [
-            table(["requests in the step", "bytes", "round trip, median us", "p95 us"], rows),
+            table(["requests", "bytes", "round trip, median us", "p95 us", "of processors, us"], rows),
             f"start of a child without torch: {report['start_ms']:.0f} ms",
             f"idle over {idle['seconds']:.0f} s, of a core: {idle['child']:.2%} the busiest of "
             f"{report['children']} children, {idle['parent']:.2%} this process",
