@@ -71,7 +71,7 @@ def start(settings: dict[str, Any], prompt_len: int, spawned: float) -> dict[str
             stages[stage] = stages.get(stage, 0.0) + (timer["total_ms"] / 1e3 if timer else 0.0)
         stages["rest"] = loaded - spawned - sum(stages.values())
         stages["first token"] = finished - loaded
-        shape = service.shape
+        cache = service.runner.cache
         return {
             "stages": stages,
             "total": finished - spawned,
@@ -80,13 +80,13 @@ def start(settings: dict[str, Any], prompt_len: int, spawned: float) -> dict[str
             "layers": service.model_config.num_layers,
             "device": service.device_name,
             "dtype": service.dtype,
-            "compiler": ", ".join(shape.compilers),
+            "compiler": ", ".join(service.runner.compilers),
             "memory": memory(
                 resident,
                 _memory("VmHWM"),
                 weights=service.weight_bytes,
                 kv_cache=service.kv_bytes,
-                kv_written=service.kv_bytes * -(-prompt_len // shape.page_size) // shape.num_pages,
+                kv_written=service.kv_bytes * -(-prompt_len // cache.page_size) // cache.num_pages,
             ),
         }
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import threading
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from piecework import debug
@@ -19,21 +20,25 @@ from piecework.engine.engine import Engine
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener, Request
 from piecework.errors import EngineDeadError, QueueFullError, RequestError, WorkerLostError
+from piecework.failsafe.errors import ExhaustedError
+from piecework.failsafe.events import Event
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
+from piecework.runner.failover import Runners, load_on
+from piecework.runner.load import Loaded
+from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
-from piecework.workers.serving.inline import InlineServing
-from piecework.workers.serving.process import ProcessServing
-from piecework.workers.serving.worker import Context, ServingWorker, place
+from piecework.workers.serving.process import ProcessRunner, load_in_process
+from piecework.workers.serving.runner import Context, place
 
 log = logging.getLogger("piecework.service")
 
 # A step may fail on its own; this many in a row mean that the next one will fail too.
 _FAILURES_UNTIL_DEAD = 3
 _LOSSES_SHOWN = 8
-_CLOSE_SECONDS = 10.0
-"""What the engine's thread and a worker get to end by themselves, together, before they are made to."""
+_CLOSE_SECONDS = 5.0
+"""What the engine's thread gets to end by itself, before the workers are closed."""
 
 
 class Observer(Protocol):
@@ -47,31 +52,30 @@ class Service:
     """Loads a model and serves requests until `close`.
 
     Attributes: `config`, `model_config`, `tokenizer` (None where the model has none), `model_name`,
-    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`, `shape`,
-    `runner` (works on the engine's thread; where it is in this process, its programs may be read).
+    `max_model_len`, `default_params` (from the model's generation_config), `profile`, `observers`, `runner`
+    (its programs and counters may be read; it works on the engine's thread).
     """
 
     def __init__(self, config: EngineConfig) -> None:
         self.config = config
         self.profile = Profile(config.profile)
+        depth = debug.level()
         self._lock = threading.Condition()
-        self._worker = _start(config, self.profile, self._worker_changed)
-        front, self.shape = self._worker.front, self._worker.shape
-        self.model_config: ModelConfig = front.model_config
-        self.tokenizer: Tokenizer | None = front.tokenizer
+        self._processes: list[ProcessRunner] = []
+        self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
+        self._runners = Runners(config, self.profile, self._load)
+        loaded = self._runners.loaded
+        if depth and isinstance(loaded.runner, Runner):
+            from piecework.explain.layers import show_layers
+
+            show_layers(loaded.runner.programs, depth)
+        self.model_config: ModelConfig = loaded.model_config
+        self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.model_name: str = config.load.served_model_name or config.load.model
-        self.max_model_len: int = self.shape.max_model_len
-        self.default_params: SamplingParams = front.default_params
-        self.device_name: str = self.shape.device
-        self.weight_bytes: int = self.shape.weight_bytes
-        self.kv_bytes: int = self.shape.kv_bytes
-        self.dtype: str = self.shape.dtype
+        self.default_params: SamplingParams = loaded.default_params
         self.observers: list[Observer] = []
-        self._admission = Admission(
-            front.model_config, front.tokenizer, front.eos_ids, self.shape.max_model_len
-        )
-        self.runner: Any = self._worker.runner
-        self._engine = Engine(self._worker.runner, config)
+        self._use(loaded)
+        self._engine = Engine(loaded.runner, config, self._successor)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
         self._arrivals: list[Request] = []
@@ -80,11 +84,45 @@ class Service:
         self._closing = False
         self._draining = False
         self._dead: str | None = None
-        self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         self._stats = self._engine.stats()
-        self._worker.leave_thread()
+        loaded.runner.device.release_threads()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
+
+    def _use(self, loaded: Loaded) -> None:
+        """Show what the runner in use is like, and admit what it has room for."""
+        runner = loaded.runner
+        self.max_model_len: int = loaded.max_model_len
+        self.device_name: str = self._runners.active_device
+        self.weight_bytes: int = loaded.weight_bytes
+        self.kv_bytes: int = runner.cache.nbytes
+        self.dtype: str = str(runner.cache.dtype).removeprefix("torch.")
+        self._admission = Admission(
+            loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
+        )
+        self.runner: Any = runner
+        self._remote = runner if isinstance(runner, ProcessRunner) else None
+
+    def _load(
+        self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
+    ) -> Loaded:
+        """Load on a device, here or in a process, as the settings and the device want it."""
+        if place(config, name) == "inline":
+            return load_on(config, profile, name, settled)
+        return load_in_process(
+            config,
+            profile,
+            name,
+            settled,
+            on_change=self._wake,
+            on_start=self._processes.append,
+            target="piecework.engine.worker_host:EngineHost",
+        )
+
+    def _wake(self) -> None:
+        """A worker died, came back, or won't; called from a thread of its own."""
+        with self._lock:
+            self._lock.notify_all()
 
     def submit(
         self,
@@ -159,20 +197,37 @@ class Service:
 
     def graph_counters(self) -> dict[str, dict[str, int]]:
         """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""
-        return self._worker.counters()
+        counters: dict[str, dict[str, int]] = self.runner.counters()
+        return counters
 
     def workers(self) -> list[Context]:
-        """Return what is known of the workers that run steps."""
-        return self._worker.contexts()
+        """Return what is known of the worker that runs steps."""
+        remote = self._remote
+        if remote is not None:
+            return [remote.context()]
+        status = "closed" if self._closing else "ready"
+        return [Context(self.device_name, "inline", self.device_name, os.getpid(), 0, 0, status)]
+
+    def failovers(self) -> tuple[Event, ...]:
+        """Return the moves from one device to another since the start."""
+        return self._runners.events
 
     def health(self) -> dict[str, Any]:
-        """Return status (`ok`, `restarting` or `dead`), device, workers, and the events that led to it."""
-        events = [{"stage": "worker", "reason": reason} for reason in self._losses]
+        """Return status, device, workers, and the events that led to it.
+
+        `ok`; `restarting` where a worker died and its next process loads the model; `degraded` where a device
+        or a piece of the model failed and another device does its work, or is about to; or `dead`.
+        """
+        events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
+        events += [{"stage": "worker", "reason": reason} for reason in self._losses]
         events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
-        alive = self._dead is None and not self._closing
+        moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
+        usable = "degraded" if self._runners.degraded or moved else "ok"
+        if self._remote is not None and not self._remote.ready:
+            usable = "degraded" if self._runners.moves else "restarting"
         return {
-            "status": "dead" if not alive else "ok" if self._worker.ready else "restarting",
-            "device": self.device_name,
+            "status": usable if self._dead is None and not self._closing else "dead",
+            "device": self._runners.active_device,
             "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }
@@ -190,8 +245,9 @@ class Service:
             self._lock.notify_all()
         if threading.current_thread() is self._thread:
             return
-        self._thread.join(_CLOSE_SECONDS / 2)
-        self._worker.close(_CLOSE_SECONDS / 2)  # which ends a step that hangs, and so the thread
+        self._thread.join(_CLOSE_SECONDS)
+        for process in self._processes:  # which ends a step that hangs there, and so the thread
+            process.close()
         self._thread.join()
 
     def _room(self) -> int:
@@ -222,19 +278,19 @@ class Service:
                     break
             try:
                 self._take_commands()
-                if (loss := self._worker.take_loss()) is not None:
-                    self._losses.append(loss)
-                    self._engine.lose_cache(loss)
-                if (failure := self._worker.failure()) is not None:
+                if self._remote is not None and (failure := self._remote.failure()) is not None:
                     self._die(failure)
                     return
-                if self._worker.ready:
+                if self._worker_can():
                     self._engine.step()
                 failures = 0
             except WorkerLostError as error:
                 log.warning("a step was lost: %s", error)
             except Exception as error:
                 failures += 1
+                if isinstance(error, ExhaustedError) and self._runners.gone:
+                    self._die(str(error))
+                    return
                 log.exception("a step failed (%d of %d in a row)", failures, _FAILURES_UNTIL_DEAD)
                 if failures == _FAILURES_UNTIL_DEAD:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
@@ -242,16 +298,31 @@ class Service:
             self._publish_stats()
         self._finish_all("abort", None)
 
-    def _has_something_to_do(self) -> bool:
-        worker = self._worker
-        if self._closing or self._arrivals or self._aborts or worker.lost or worker.failure() is not None:
-            return True
-        return self._engine.has_work and worker.ready
+    def _successor(self, error: Exception) -> Runner | None:
+        """Let the next device take over where it was the device that failed."""
+        loaded = self._runners.successor(error)
+        if loaded is None:
+            return None
+        self._use(loaded)
+        return loaded.runner
 
-    def _worker_changed(self) -> None:
-        """A worker died, came back, or won't; called from a thread of its own."""
-        with self._lock:
-            self._lock.notify_all()
+    def _has_something_to_do(self) -> bool:
+        if self._closing or self._arrivals or self._aborts:
+            return True
+        remote = self._remote
+        if remote is None:
+            return self._engine.has_work
+        return remote.lost or remote.failure() is not None or (self._engine.has_work and remote.ready)
+
+    def _worker_can(self) -> bool:
+        """Whether a step can be tried. What a dead worker held is given up, unless another device goes on."""
+        remote = self._remote
+        if remote is None or (remote.lost and self._runners.moves and self._engine.has_work):
+            return True
+        if (loss := remote.take_loss()) is not None:
+            self._losses.append(loss)
+            self._engine.lose_cache(loss)
+        return remote.ready
 
     def _take_commands(self) -> None:
         with self._lock:
@@ -291,16 +362,3 @@ class Service:
                 observer.finished(request.params, delta)
             except BaseException:  # not even SystemExit may end the engine's thread: clients would hang
                 log.exception("an observer failed")
-
-
-def _start(config: EngineConfig, profile: Profile, on_change: Callable[[], None]) -> ServingWorker:
-    """Load the model where the settings want it."""
-    depth = debug.level()
-    if place(config) == "process":
-        return ProcessServing(config, profile, on_change, "piecework.engine.worker_host:EngineHost")
-    worker = InlineServing(config, profile)
-    if depth:
-        from piecework.explain.layers import show_layers
-
-        show_layers(worker.runner.programs, depth)
-    return worker

@@ -9,8 +9,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piecework.cache import cache_root
 from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
@@ -20,13 +18,16 @@ from piecework.profile import Profile
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
+from piecework.runner.precision import settle
 from piecework.runner.programs import make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
+from piecework.runner.spare import Spares
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
 from piecework.weights.checkpoint import Checkpoint
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
 from piecework.weights.source import Source, resolve
 
@@ -35,7 +36,10 @@ log = logging.getLogger("piecework.load")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run, and what the engine must know of it."""
+    """A model that is ready to run, and what the engine must know of it.
+
+    `dtype` and `quantization` are the settings that make the same of it on another device.
+    """
 
     runner: Runner
     model_config: ModelConfig
@@ -44,6 +48,8 @@ class Loaded:
     eos_ids: tuple[int, ...]
     max_model_len: int
     weight_bytes: int
+    dtype: str
+    quantization: str
 
 
 @dataclass(frozen=True)
@@ -68,14 +74,23 @@ def load_front(config: EngineConfig, profile: Profile) -> Front:
     return _front(model_config, tokenizer, generation)
 
 
-def load(config: EngineConfig, profile: Profile, *, with_tokenizer: bool = True) -> Loaded:
-    """Load what `config.load` names onto `config.device`; a worker needs no tokenizer.
+def load(
+    config: EngineConfig,
+    profile: Profile,
+    device: Device | None = None,
+    spares: Spares | None = None,
+    *,
+    with_tokenizer: bool = True,
+) -> Loaded:
+    """Load what `config.load` names onto `device`, by default the one that `config.device` names.
+
+    `spares` are devices for pieces that fail there. A worker process needs no tokenizer.
 
     Raises:
         ModelError: the model can't be found or read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device = make_device(config.device.device)
+    device = device or make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):
@@ -85,10 +100,11 @@ def load(config: EngineConfig, profile: Profile, *, with_tokenizer: bool = True)
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
-            reader = choose_reader(checkpoint, options.quantization)
-            dtype = choose_dtype(options.dtype, device)
+            dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
+            reader = choose_reader(checkpoint, quantization)
+            in_floats = isinstance(checkpoint, GgufCheckpoint) and quantization == "auto"
             limit = context_limit(options.max_model_len, model_config)
-            recipe = make_recipe(config, device, model_config, dtype, limit)
+            recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
             tokenizer = _tokenizer(config, source) if with_tokenizer else None
         with profile.time("load.weights"):
@@ -121,6 +137,8 @@ def load(config: EngineConfig, profile: Profile, *, with_tokenizer: bool = True)
         eos_ids=front.eos_ids,
         max_model_len=fits,
         weight_bytes=weight_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization="none" if in_floats else quantization,
     )
 
 
@@ -147,14 +165,6 @@ def _front(model_config: ModelConfig, tokenizer: Tokenizer | None, generation: M
     if tokenizer is not None:
         eos.update(tokenizer.eos_ids)
     return Front(model_config, tokenizer, default_params(generation), tuple(sorted(eos)))
-
-
-def choose_dtype(name: str, device: Device) -> torch.dtype:
-    """Return the precision to run in; `auto` is the device's own choice."""
-    dtype: torch.dtype = device.default_dtype() if name == "auto" else getattr(torch, name)
-    if not device.supports_dtype(dtype):
-        raise ConfigError("dtype", name, f"a precision that {device.name} runs")
-    return dtype
 
 
 def piece_folder(config: EngineConfig) -> Path:

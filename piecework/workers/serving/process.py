@@ -12,21 +12,32 @@ from piecework.config import EngineConfig
 from piecework.errors import ConfigError, DeviceError, WorkerLostError
 from piecework.profile import Profile
 from piecework.runner.batch import BatchItem, ItemResult
-from piecework.runner.load import load_front
+from piecework.runner.load import Loaded, load_front
 from piecework.workers.process.messages import decode, encode, need_msgspec
 from piecework.workers.process.process import Plan
 from piecework.workers.process.supervisor import Supervisor
-from piecework.workers.serving.steps import StepResult, StepWriter
-from piecework.workers.serving.worker import Context, Shape
+from piecework.workers.serving.runner import Context, Shape
+from piecework.workers.serving.steps import ServingInfo, ServingOptions, StepResult, StepWriter
 
 log = logging.getLogger("piecework.workers")
 
 TARGET = "piecework.workers.serving.host:ServingHost"
-_LOOK = 2.0  # seconds that a look at the counters may wait for the step that runs
+_LOOK = 0.5  # seconds that a look at the counters may wait for the step that runs
+_CLOSE_SECONDS = 5.0
 
 
-class ProcessServing:
-    """See ServingWorker. It is its own runner: `execute` sends the step and waits for its tokens.
+@dataclasses.dataclass(frozen=True)
+class RemoteDevice:
+    """A device that another process has."""
+
+    name: str
+
+    def release_threads(self) -> None:
+        """No thread here waits for its work."""
+
+
+class ProcessRunner:
+    """Runs steps in a child: `execute` sends the step and waits for its tokens.
 
     A step belongs to a generation. After a death `execute` refuses until `take_loss` was called, since
     pages of the scheduler stand for nothing any more.
@@ -36,37 +47,49 @@ class ProcessServing:
         self,
         config: EngineConfig,
         profile: Profile,
+        name: str,
+        settled: tuple[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
         target: str = TARGET,
     ) -> None:
-        """Load the front here and the rest there; raises what `load` raises, wherever it happened."""
+        """Start nothing yet; see `load_in_process`.
+
+        Args:
+            name: the device, one of `config.device`.
+            settled: precision and quantisation of the device before it.
+            on_change: is told, from some thread, when the child died, is back, or never will be.
+            target: makes the host.
+        """
         need_msgspec()
         self.profile = profile
+        self.device = RemoteDevice(name)
         self._config = config
+        self._settled = settled
         self._target = target
-        self._name = config.device.device
         self._told = 0  # losses that were taken
         self._shape: Shape | None = None
         self._counters: dict[str, dict[str, int]] = {}
         self._writer = self._new_writer()
-        self.front = load_front(config, profile)
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
+
+    def start(self) -> None:
+        """Load the model in the child; raises what `load` raises, and WorkerLostError where it died."""
         try:
             self._supervisor.start()
         except BaseException:
-            self._supervisor.close(seconds=2.0)
+            self.close()
             raise
 
     @property
-    def runner(self) -> ProcessServing:
-        """See ServingWorker."""
-        return self
-
-    @property
     def shape(self) -> Shape:
-        """See ServingWorker."""
+        """What was loaded."""
         assert self._shape is not None, "it is there since the first start"
         return self._shape
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        """Names of the compilers that made the body's pieces."""
+        return self.shape.compilers
 
     @property
     def cache(self) -> Shape:
@@ -75,12 +98,12 @@ class ProcessServing:
 
     @property
     def ready(self) -> bool:
-        """See ServingWorker."""
+        """False while there is no child that could run a step."""
         return self._supervisor.child is not None
 
     @property
     def lost(self) -> bool:
-        """See ServingWorker."""
+        """True while `take_loss` has something to say."""
         return len(self._supervisor.losses) > self._told
 
     def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
@@ -105,7 +128,7 @@ class ProcessServing:
         return result.results
 
     def take_loss(self) -> str | None:
-        """See ServingWorker."""
+        """Say, once, why everything in the KV cache is gone; None where nothing happened."""
         if not self.lost:
             return None
         losses = self._supervisor.losses
@@ -114,11 +137,11 @@ class ProcessServing:
         return str(losses[-1])
 
     def failure(self) -> str | None:
-        """See ServingWorker."""
+        """Say why no step will ever run again; None while one may."""
         return self._supervisor.failure
 
     def counters(self) -> dict[str, dict[str, int]]:
-        """See ServingWorker."""
+        """What the programs counted; the last known where the child can't be asked, or is busy for long."""
         child = self._supervisor.child
         if child is not None:
             try:
@@ -128,52 +151,79 @@ class ProcessServing:
                 log.debug("the counters are the last known: %s", error)
         return self._counters
 
-    def contexts(self) -> list[Context]:
-        """See ServingWorker."""
+    def context(self) -> Context:
+        """The worker as it is now."""
         supervisor, child = self._supervisor, self._supervisor.child
         status = "ready" if child else "failed" if supervisor.failure else "restarting"
-        return [
-            Context(
-                name=self._name,
-                kind="process",
-                device=self.shape.device,
-                pid=child and child.pid,
-                generation=supervisor.generation,
-                restarts=supervisor.restarts,
-                status="closed" if supervisor.closed else status,
-                lost=str(supervisor.losses[-1]) if supervisor.losses else None,
-            )
-        ]
+        return Context(
+            name=self.device.name,
+            kind="process",
+            device=self.device.name,
+            pid=child and child.pid,
+            generation=supervisor.generation,
+            restarts=supervisor.restarts,
+            status="closed" if supervisor.closed else status,
+            lost=str(supervisor.losses[-1]) if supervisor.losses else None,
+        )
 
-    def leave_thread(self) -> None:
-        """See ServingWorker. No thread here has any work."""
-
-    def close(self, seconds: float) -> None:
-        """See ServingWorker."""
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """End the child within `seconds`, whatever it does. Running calls fail; may be called twice."""
         self._supervisor.close(seconds)
 
     def _lost(self) -> WorkerLostError:
         losses = self._supervisor.losses
-        return losses[-1] if losses else WorkerLostError(self._name, f"{self._name} is closed")
+        return losses[-1] if losses else WorkerLostError(self.device.name, f"{self.device.name} is closed")
 
     def _new_writer(self) -> StepWriter:
         return StepWriter(capacity=4 * self._config.scheduler.max_num_seqs)
 
     def _plan(self) -> Plan:
-        settings = settings_of(self._config)
+        settings, settled = settings_of(self._config), self._settled
         if self._shape is not None:  # the scheduler's pages must all be there again
             settings |= {"num_pages": self._shape.num_pages, "kv_cache_memory": None}
-        timeout = self._config.worker.worker_start_timeout
-        return Plan(self._name, self._target, encode(settings), timeout)
+            settled = self._shape.settled
+        options = encode(ServingOptions(settings, self.device.name, settled))
+        return Plan(self.device.name, self._target, options, self._config.worker.worker_start_timeout)
 
     def _take_info(self, info: bytes) -> None:
-        found: dict[str, Any] = decode(dict, info)
-        shape = Shape(**{**found["shape"], "compilers": tuple(found["shape"]["compilers"])})
-        if self._shape is not None and shape != self._shape:
-            raise ConfigError("worker", shape, f"what it was before its restart: {self._shape}")
-        self._shape, self._counters = shape, found["counters"]
-        for name, seconds in found["times"].items():
+        found = decode(ServingInfo, info)
+        if self._shape is not None and found.shape != self._shape:
+            raise ConfigError("worker", found.shape, f"what it was before its restart: {self._shape}")
+        self._shape, self._counters = found.shape, found.counters
+        for name, seconds in found.times.items():
             self.profile.add_time(name, seconds)
+
+
+def load_in_process(
+    config: EngineConfig,
+    profile: Profile,
+    name: str,
+    settled: tuple[str, str] | None = None,
+    *,
+    on_change: Callable[[], None] = lambda: None,
+    on_start: Callable[[ProcessRunner], None] = lambda runner: None,
+    target: str = TARGET,
+) -> Loaded:
+    """Load as `load_on` does, with the runner in a child process and the tokenizer here.
+
+    `on_start` gets the runner before the child is started, so that it can be closed meanwhile.
+    """
+    front = load_front(config, profile)
+    runner = ProcessRunner(config, profile, name, settled, on_change, target)
+    on_start(runner)
+    runner.start()
+    shape = runner.shape
+    return Loaded(
+        runner=runner,  # type: ignore[arg-type]  # it has what the engine needs of one
+        model_config=front.model_config,
+        tokenizer=front.tokenizer,
+        default_params=front.default_params,
+        eos_ids=front.eos_ids,
+        max_model_len=shape.max_model_len,
+        weight_bytes=shape.weight_bytes,
+        dtype=shape.settled[0],
+        quantization=shape.settled[1],
+    )
 
 
 def settings_of(config: Any) -> dict[str, Any]:

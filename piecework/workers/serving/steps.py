@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from piecework.runner.batch import BatchItem, ItemResult, Span
 from piecework.runner.penalties import as_ids
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import SamplingParams
+from piecework.workers.serving.runner import Shape
 
 
 class Draw(NamedTuple):
@@ -56,6 +57,22 @@ class StepResult(NamedTuple):
 
     results: list[ItemResult]
     times: dict[str, float]
+
+
+class ServingOptions(NamedTuple):
+    """What a host is made from: an engine's settings, which of its devices, and `settled` of `load_on`."""
+
+    settings: dict[str, Any]
+    device: str
+    settled: tuple[str, str] | None
+
+
+class ServingInfo(NamedTuple):
+    """What a host tells when it is ready; seconds by stage of its start, and what its programs counted."""
+
+    shape: Shape
+    times: dict[str, float]
+    counters: dict[str, dict[str, int]]
 
 
 class StepWriter:
