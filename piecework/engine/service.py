@@ -91,7 +91,7 @@ class Service:
 
     def _use(self, loaded: Loaded) -> None:
         """Show what the runner in use is like, and admit what it has room for."""
-        runner = loaded.runner
+        runner: Any = loaded.runner  # a Runner, or a ProcessRunner in its place
         self.max_model_len: int = loaded.max_model_len
         self.device_name: str = self._runners.active_device
         self.weight_bytes: int = loaded.weight_bytes
@@ -100,8 +100,8 @@ class Service:
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
         )
-        self.runner: Any = runner
-        self._remote = runner if isinstance(runner, ProcessRunner) else None
+        self.runner = runner
+        self._remote: ProcessRunner | None = runner if isinstance(runner, ProcessRunner) else None
 
     def _load(
         self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
@@ -224,7 +224,7 @@ class Service:
         moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
         usable = "degraded" if self._runners.degraded or moved else "ok"
         if self._remote is not None and not self._remote.ready:
-            usable = "degraded" if self._runners.moves else "restarting"
+            usable = "degraded" if self._runners.can_move else "restarting"
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
             "device": self._runners.active_device,
@@ -300,6 +300,8 @@ class Service:
 
     def _successor(self, error: Exception) -> Runner | None:
         """Let the next device take over where it was the device that failed."""
+        if isinstance(error, WorkerLostError) and not self._runners.can_move:
+            return None  # its process is started again
         loaded = self._runners.successor(error)
         if loaded is None:
             return None
@@ -317,7 +319,7 @@ class Service:
     def _worker_can(self) -> bool:
         """Whether a step can be tried. What a dead worker held is given up, unless another device goes on."""
         remote = self._remote
-        if remote is None or (remote.lost and self._runners.moves and self._engine.has_work):
+        if remote is None or (remote.lost and self._runners.can_move and self._engine.has_work):
             return True
         if (loss := remote.take_loss()) is not None:
             self._losses.append(loss)

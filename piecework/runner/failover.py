@@ -79,9 +79,10 @@ class Runners:
         return self._failover is not None and (self._failover.is_moving or bool(self._failover.events))
 
     @property
-    def moves(self) -> bool:
-        """True where a device that fails has another one behind it, or had."""
-        return self._failover is not None
+    def can_move(self) -> bool:
+        """True where another device would go on if this one failed now."""
+        failover = self._failover
+        return failover is not None and failover.policy.failover == "full" and not failover.is_at_last_device
 
     @property
     def gone(self) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 if TYPE_CHECKING:
-    from piecework.workers.serving.worker import Context
+    from piecework.workers.serving.runner import Context
 
 
 def worker_metrics(workers: Sequence[Context]) -> Iterator[Metric]:

@@ -144,6 +144,38 @@ def test_captured_graphs_in_a_process(folder, expected, mode):
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_with_another_device_behind_it_a_killed_worker_loses_no_request(folder, expected):
+    device = {"device": "sim,cpu", "workers": "process", "compilation_config": PIECEWISE}
+    with LLM(folder, **settings(**device)) as llm:
+        (first,) = llm.service.workers()
+        tokens, killed, done = [[] for _ in PROMPTS], [], threading.Semaphore(0)
+
+        def listener(number):
+            def listen(delta):
+                tokens[number] += delta.token_ids
+                if len(tokens[number]) == 4 and not killed:
+                    killed.append(first.pid)
+                    os.kill(first.pid, signal.SIGKILL)
+                if delta.finish_reason is not None:
+                    assert delta.finish_reason == "length", delta.error
+                    done.release()
+
+            return listen
+
+        params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+        for number, prompt in enumerate(PROMPTS):
+            llm.service.submit(prompt, params, listener=listener(number))
+        for _ in PROMPTS:
+            assert done.acquire(timeout=LIMIT)
+        (second,) = llm.service.workers()
+        assert (first.device, second.device, second.kind) == ("sim", "cpu", "process") and killed
+        assert llm.service.health()["status"] == "degraded"
+    assert tokens == [answer[0] for answer in expected[: len(PROMPTS)]]
+    assert not any(Path(f"/proc/{worker.pid}").exists() for worker in (first, second))
+
+
 def test_what_is_wrong_with_the_settings_is_said_as_in_one_process(folder):
     with pytest.raises(ConfigError) as error:
         LLM(folder, **settings(workers="process", num_pages=2, max_model_len=100))

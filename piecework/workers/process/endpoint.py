@@ -6,6 +6,7 @@ import pickle
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from typing import Any
 
 import torch
 
@@ -188,7 +189,8 @@ def _place(region: Region) -> Place:
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    flat: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(flat)
 
 
 def _settle(done: Future[None], answer: Future[bytes]) -> None:

@@ -10,7 +10,7 @@ import mmap
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, cast
 
 _SMALLEST = 2**16
 HAS_MEMFD = hasattr(os, "memfd_create")
@@ -79,10 +79,11 @@ class NamedSegment:
             resource_tracker.unregister(self._shared._name, "shared_memory")  # type: ignore[attr-defined]
         self.size = size
         self.name = self._shared.name
-        self.memory = self._shared.buf
+        self.memory = memoryview(cast(memoryview, self._shared.buf))
 
     def close(self) -> None:
         """See Segment."""
+        self.memory.release()
         self._shared.close()
         if self._owned:
             self._shared.unlink()

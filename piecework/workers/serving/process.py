@@ -159,7 +159,7 @@ class ProcessRunner:
             name=self.device.name,
             kind="process",
             device=self.device.name,
-            pid=child and child.pid,
+            pid=child.pid if child else None,
             generation=supervisor.generation,
             restarts=supervisor.restarts,
             status="closed" if supervisor.closed else status,

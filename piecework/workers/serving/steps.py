@@ -19,12 +19,12 @@ from piecework.workers.serving.runner import Shape
 class Draw(NamedTuple):
     """A SamplingState: `params` is a place in the table of parameters that both ends keep.
 
-    The tokens so far come only where a penalty counts them, as int64.
+    The tokens so far come only where a penalty counts them, as int64. `place` is the state's `index`.
     """
 
     params: int
     seed: int
-    index: int
+    place: int
     banned: tuple[int, ...]
     prompt: bytes
     output: bytes
@@ -144,7 +144,7 @@ class StepReader:
     def _state(self, draw: Draw) -> SamplingState:
         prompt, output = (np.frombuffer(ids, np.int64) for ids in (draw.prompt, draw.output))
         params = self._params[draw.params]
-        return SamplingState(params, draw.seed, draw.index, prompt, output, draw.banned)  # type: ignore[arg-type]
+        return SamplingState(params, draw.seed, draw.place, prompt, output, draw.banned)  # type: ignore[arg-type]
 
 
 def _ints(pages: Sequence[int]) -> bytes:
