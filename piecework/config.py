@@ -169,6 +169,26 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True)
+class WorkerConfig:
+    """Which process runs the steps."""
+
+    workers: str = setting(
+        "auto",
+        "inline runs the model in this process, process in a child of it, which may die without it; "
+        "auto is inline for cpu and sim and process for accelerators",
+        choices=("auto", "inline", "process"),
+    )
+    worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")
+    worker_step_timeout: float = setting(300.0, "seconds without an answer until a child counts as hung")
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("worker_start_timeout", "worker_step_timeout"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ConfigError(name, getattr(self, name), "a number of seconds above 0")
+
+
+@dataclass(frozen=True)
 class EngineConfig:
     """All settings of an engine, as a tree; `from_flat` builds it from plain keyword arguments."""
 
@@ -176,6 +196,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    worker: WorkerConfig = field(default_factory=WorkerConfig)
     compilation_config: CompilationConfig = setting(  # noqa: RUF009 - it returns a field
         DEFAULT_COMPILATION, "how programs are made, as a JSON object (default: the device's choice)"
     )

@@ -53,8 +53,8 @@ ALLOWED: dict[str, set[str]] = {
     "explain": MODEL | BESIDE | PROGRAM | RUN,
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,
-    "server": {"engine", "llm", "models"} | BESIDE,
-    "bench": {"engine", "llm", "models", "devices", "kvcache", "native", "ops"} | BESIDE,
+    "server": {"engine", "llm", "models", "workers"} | BESIDE,
+    "bench": {"engine", "llm", "models", "devices", "kvcache", "native", "ops", "runner", "workers"} | BESIDE,
     "eval": {"engine", "llm", "models", "bench"} | BESIDE,
     "cli": {"quantization", "engine", "llm", "models", "server", "bench", "eval", "explain"} | BESIDE,
 }

@@ -86,7 +86,7 @@ def _steps(
     settings: Mapping[str, Any], options: GrowthOptions, checks: list[Check]
 ) -> Iterator[tuple[Service, Steps]]:
     """Load a model and check its tokens; then its steps can be timed."""
-    config = EngineConfig.from_flat({**settings, "profile": True})
+    config = EngineConfig.from_flat({**settings, "profile": True, "workers": "inline"})  # it looks inside
     with closing(Service(config)) as service:
         steps = Steps(service, config.load.seed)
         checks.append(steps.check(options.verify, options.input_len))

@@ -154,6 +154,24 @@ class GrowthOptions:
 
 
 @dataclass(frozen=True)
+class WorkersOptions:
+    """`bench workers`: one step to another process and back, and processes that wait."""
+
+    children: int = setting(2, "child processes")
+    step_sizes: str = setting("1,8,64", "requests in the steps that are sent")
+    steps: int = setting(2000, "timed steps of each size")
+    idle_seconds: float = setting(10.0, "seconds to look at children that have nothing to do")
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.sizes()
+
+    def sizes(self) -> list[int]:
+        """The numbers of requests, in the order given."""
+        return _positive("step_sizes", self.step_sizes)
+
+
+@dataclass(frozen=True)
 class KernelOptions:
     """`bench kernels`: each fused op against the ops that it replaces."""
 

@@ -80,7 +80,7 @@ def start(settings: dict[str, Any], prompt_len: int, spawned: float) -> dict[str
             "layers": service.model_config.num_layers,
             "device": service.device_name,
             "dtype": service.dtype,
-            "compiler": ", ".join(dict.fromkeys(p.compiler for p in service.runner.programs.body.pieces)),
+            "compiler": ", ".join(service.runner.compilers),
             "memory": memory(
                 resident,
                 _memory("VmHWM"),

@@ -17,6 +17,7 @@ from piecework.bench.options import (
     ServingOptions,
     StartupOptions,
     ThroughputOptions,
+    WorkersOptions,
 )
 from piecework.cli.flags import COMPILATION, add_config_flags, config_from_args, given_settings
 from piecework.cli.logs import show_logs
@@ -35,6 +36,7 @@ KINDS = {
     "throughput": "many prompts at once, without a server",
     "startup": "cold and warm starts, from a new process to the first token, stage by stage",
     "growth": "how a decode step grows with batch, context, layers and queue, part by part",
+    "workers": "a step to another process and back, without a model, and processes that wait",
     "kernels": "each fused op against the ops that it replaces, on a device, without a model",
     "relayout": "keys and values that get another capacity in place, against memcpy and two copies",
 }
@@ -44,6 +46,7 @@ OPTIONS = {
     "throughput": ThroughputOptions,
     "startup": StartupOptions,
     "growth": GrowthOptions,
+    "workers": WorkersOptions,
     "kernels": KernelOptions,
     "relayout": RelayoutOptions,
 }
@@ -65,6 +68,7 @@ def run(arguments: Sequence[str]) -> int:
         "throughput": _throughput,
         "startup": _startup,
         "growth": _growth,
+        "workers": _workers,
         "kernels": _kernels,
         "relayout": _relayout,
     }
@@ -75,8 +79,10 @@ def make_parser(kind: str) -> Parser:
     """Return the parser of one benchmark."""
     parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    without_model = kind in ("kernels", "relayout")
-    add_config_flags(parser, OPTIONS[kind], DeviceConfig if without_model else EngineConfig)
+    trees = {"kernels": (DeviceConfig,), "relayout": (DeviceConfig,), "workers": ()}.get(
+        kind, (EngineConfig,)
+    )
+    add_config_flags(parser, OPTIONS[kind], *trees)
     return parser
 
 
@@ -152,6 +158,17 @@ def _growth(arguments: Sequence[str]) -> int:
     with progress("rows", count_rows(options)) as done:
         report = run_growth(_uncached(args), options, done)
     print(json.dumps(report) if args.json else growth_tables(report))
+    return 0
+
+
+def _workers(arguments: Sequence[str]) -> int:
+    from piecework.bench.workers import run_workers, workers_table
+
+    args = make_parser("workers").parse(arguments)
+    options = config_from_args(WorkersOptions, args)
+    with progress("rows", len(options.sizes()) + 1) as done:
+        report = run_workers(options, done)
+    print(json.dumps(report) if args.json else workers_table(report))
     return 0
 
 

@@ -35,6 +35,8 @@ class Device(ABC):
     pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
 
     `int8_kv_cache`: whether it has attention over keys and values that are kept in int8.
+    `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
+    crash or hang without the server.
 
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
@@ -48,6 +50,7 @@ class Device(ABC):
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
     int8_kv_cache: bool = False
+    workers: Literal["inline", "process"] = "inline"
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None

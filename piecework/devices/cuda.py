@@ -43,6 +43,7 @@ class CudaDevice(Device):
     """One GPU. `cuda` is the first, `cuda:1` the second."""
 
     name = "cuda"
+    workers = "process"
     op_order = ("triton", "cuda", "reference")
     compilers = ("eager", "inductor", "dynamo")
     captures = True

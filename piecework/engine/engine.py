@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from piecework.config import EngineConfig
 from piecework.engine.outputs import Delta, EngineStats
@@ -17,7 +18,7 @@ from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import PagePool
 from piecework.runner.batch import ItemResult
-from piecework.runner.runner import Runner
+from piecework.workers.serving.runner import StepRunner
 
 log = logging.getLogger("piecework.engine")
 
@@ -27,9 +28,9 @@ class Engine:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: StepRunner,
         config: EngineConfig,
-        successor: Callable[[Exception], Runner | None] = lambda error: None,
+        successor: Callable[[Exception], StepRunner | None] = lambda error: None,
     ) -> None:
         """Begin without requests.
 
@@ -83,6 +84,12 @@ class Engine:
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end(request, request.end(reason, error))
 
+    def lose_cache(self, error: str) -> None:
+        """End every request that has pages: what was in them is gone. Those that wait go on waiting."""
+        for request in list(self.scheduler.running):
+            self._end(request, request.end("error", error))
+        self.scheduler.tree.clear()
+
     def step(self) -> None:
         """Run one step. When it raises, the requests that were part of it have ended with an error.
 
@@ -122,7 +129,8 @@ class Engine:
 
     @property
     def _resizer(self) -> Resizer:
-        return Resizer(self._runner.cache, self.pool, self.scheduler, self._runner.profile)
+        cache: Any = self._runner.cache  # one in a process of its own says that it keeps its size
+        return Resizer(cache, self.pool, self.scheduler, self._runner.profile)
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""

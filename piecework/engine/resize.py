@@ -79,10 +79,9 @@ class Resizer:
         return replace(self.size(longest), moved_pages=len(moves), preempted=preempted)
 
     def _check(self, pages: int, longest: int) -> None:
-        cache, device = self._cache, self._cache.device
+        cache = self._cache
         if not cache.resizable:
-            message = f"the device {device.name} can't give back a part of the cache's memory"
-            raise _refused(pages, message, "not_resizable")
+            raise _refused(pages, cache.fixed_because, "not_resizable")
         least = pages_for(longest, cache.page_size) + 1
         if pages < least:
             message = f"at least {least}, the dummy page and one request of max_model_len={longest} tokens"
@@ -90,6 +89,7 @@ class Resizer:
         if pages > cache.max_pages:
             message = f"at most {cache.max_pages}, the max_num_pages that addresses are reserved for"
             raise _refused(pages, message, "kv_pages_limit")
+        device = cache.device
         added = (pages - cache.num_pages) * (cache.nbytes // cache.num_pages)
         if added > max(device.free_memory(), 0):
             message = f"it takes {added} bytes more, and {device.free_memory()} are free on {device.name}"

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import threading
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -19,21 +21,26 @@ from piecework.engine.engine import Engine
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
-from piecework.errors import EngineDeadError, QueueFullError, RequestError
+from piecework.errors import EngineDeadError, QueueFullError, RequestError, WorkerLostError
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.runner.failover import Runners
+from piecework.runner.failover import Runners, load_on
 from piecework.runner.load import Loaded
 from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.workers.serving.process import ProcessRunner, load_in_process
+from piecework.workers.serving.runner import Context, place
 
 log = logging.getLogger("piecework.service")
 
 # A step may fail on its own; this many in a row mean that the next one will fail too.
 _FAILURES_UNTIL_DEAD = 3
+_LOSSES_SHOWN = 8
+_CLOSE_SECONDS = 5.0
+"""What the engine's thread gets to end by itself, before the workers are closed."""
 
 
 class Observer(Protocol):
@@ -55,9 +62,12 @@ class Service:
         self.config = config
         self.profile = Profile(config.profile)
         depth = debug.level()
-        self._runners = Runners(config, self.profile)
+        self._lock = threading.Condition()
+        self._processes: list[ProcessRunner] = []
+        self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
+        self._runners = Runners(config, self.profile, self._load)
         loaded = self._runners.loaded
-        if depth:
+        if depth and isinstance(loaded.runner, Runner):
             from piecework.explain.layers import show_layers
 
             show_layers(loaded.runner.programs, depth)
@@ -70,7 +80,6 @@ class Service:
         self._engine = Engine(loaded.runner, config, self._successor)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
-        self._lock = threading.Condition()
         self._arrivals: list[Request] = []
         self._aborts: set[str] = set()  # of open requests only
         self._resizes: list[tuple[int, Future[KVSize]]] = []
@@ -85,17 +94,38 @@ class Service:
 
     def _use(self, loaded: Loaded) -> None:
         """Show what the runner in use is like, and admit what it has room for."""
-        runner = loaded.runner
+        runner: Any = loaded.runner  # a Runner, or a ProcessRunner in its place
         self.max_model_len: int = loaded.max_model_len
         self.device_name: str = self._runners.active_device
         self.weight_bytes: int = loaded.weight_bytes
-        self.dtype: str = str(runner.programs.model.dtype).removeprefix("torch.")
+        self.dtype: str = loaded.dtype
         self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
         )
-        self.runner: Runner = runner
-        self._counters = (runner.programs.counters, runner.programs.head_counters)
+        self.runner = runner
+        self._remote: ProcessRunner | None = runner if isinstance(runner, ProcessRunner) else None
+
+    def _load(
+        self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
+    ) -> Loaded:
+        """Load on a device, here or in a process, as the settings and the device want it."""
+        if place(config, name) == "inline":
+            return load_on(config, profile, name, settled)
+        return load_in_process(
+            config,
+            profile,
+            name,
+            settled,
+            on_change=self._wake,
+            on_start=self._processes.append,
+            target="piecework.engine.worker_host:EngineHost",
+        )
+
+    def _wake(self) -> None:
+        """A worker died, came back, or won't; called from a thread of its own."""
+        with self._lock:
+            self._lock.notify_all()
 
     def submit(
         self,
@@ -167,7 +197,8 @@ class Service:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache."""
-        return self.runner.cache.nbytes
+        nbytes: int = self.runner.cache.nbytes
+        return nbytes
 
     def kv_size(self) -> KVSize:
         """Return how many pages the KV cache has and can have."""
@@ -197,26 +228,38 @@ class Service:
 
     def graph_counters(self) -> dict[str, dict[str, int]]:
         """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""
-        body, head = self._counters
-        return {"body": body.snapshot(), "head": head.snapshot()}
+        counters: dict[str, dict[str, int]] = self.runner.counters()
+        return counters
+
+    def workers(self) -> list[Context]:
+        """Return what is known of the worker that runs steps."""
+        remote = self._remote
+        if remote is not None:
+            return [remote.context()]
+        status = "closed" if self._closing else "ready"
+        return [Context(self.device_name, "inline", self.device_name, os.getpid(), 0, 0, status)]
 
     def failovers(self) -> tuple[Event, ...]:
         """Return the moves from one device to another since the start."""
         return self._runners.events
 
     def health(self) -> dict[str, Any]:
-        """Return status, device, and the events that led to it.
+        """Return status, device, workers, and the events that led to it.
 
-        `ok`; `degraded` where a device or a piece of the model failed and another device does its work, or
-        is about to; or `dead`.
+        `ok`; `restarting` where a worker died and its next process loads the model; `degraded` where a device
+        or a piece of the model failed and another device does its work, or is about to; or `dead`.
         """
         events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
+        events += [{"stage": "worker", "reason": reason} for reason in self._losses]
         events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
-        moved = any(counters.moved_pieces for counters in self._counters)
+        moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
         usable = "degraded" if self._runners.degraded or moved else "ok"
+        if self._remote is not None and not self._remote.ready:
+            usable = "degraded" if self._runners.can_move else "restarting"
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
             "device": self._runners.active_device,
+            "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }
 
@@ -231,8 +274,12 @@ class Service:
         with self._lock:
             self._closing = True
             self._lock.notify_all()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        if threading.current_thread() is self._thread:
+            return
+        self._thread.join(_CLOSE_SECONDS)
+        for process in self._processes:  # which ends a step that hangs there, and so the thread
+            process.close()
+        self._thread.join()
 
     def _room(self) -> int:
         return self.config.scheduler.max_queue - len(self._arrivals) - self._stats.waiting
@@ -262,8 +309,14 @@ class Service:
                     break
             try:
                 self._take_commands()
-                self._engine.step()
+                if self._remote is not None and (failure := self._remote.failure()) is not None:
+                    self._die(failure)
+                    return
+                if self._worker_can():
+                    self._engine.step()
                 failures = 0
+            except WorkerLostError as error:
+                log.warning("a step was lost: %s", error)
             except Exception as error:
                 failures += 1
                 if isinstance(error, ExhaustedError) and self._runners.gone:
@@ -278,6 +331,8 @@ class Service:
 
     def _successor(self, error: Exception) -> Runner | None:
         """Let the next device take over where it was the device that failed."""
+        if isinstance(error, WorkerLostError) and not self._runners.can_move:
+            return None  # its process is started again
         try:
             loaded = self._runners.successor(error)
         except ExhaustedError as exhausted:
@@ -291,8 +346,22 @@ class Service:
         return loaded.runner
 
     def _has_something_to_do(self) -> bool:
-        commands = self._arrivals or self._aborts or self._resizes
-        return bool(self._closing or commands or self._engine.has_work)
+        if self._closing or self._arrivals or self._aborts or self._resizes:
+            return True
+        remote = self._remote
+        if remote is None:
+            return self._engine.has_work
+        return remote.lost or remote.failure() is not None or (self._engine.has_work and remote.ready)
+
+    def _worker_can(self) -> bool:
+        """Whether a step can be tried. What a dead worker held is given up, unless another device goes on."""
+        remote = self._remote
+        if remote is None or (remote.lost and self._runners.can_move and self._engine.has_work):
+            return True
+        if (loss := remote.take_loss()) is not None:
+            self._losses.append(loss)
+            self._engine.lose_cache(loss)
+        return remote.ready
 
     def _take_commands(self) -> None:
         with self._lock:

@@ -79,6 +79,11 @@ class PagedKVCache:
         """Whether the device gives and takes back memory at addresses that stay."""
         return len(self._reserved) == len(self._names)
 
+    @property
+    def fixed_because(self) -> str:
+        """Why one that is not resizable keeps its size."""
+        return f"the device {self.device.name} can't give back a part of the cache's memory"
+
     def tensors(self) -> dict[str, Tensor]:
         """Return all tensors by name, `keys.<layer>` and so on."""
         tensors = (*self.keys, *self.values, *self.key_scales, *self.value_scales)

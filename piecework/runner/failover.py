@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,6 +21,8 @@ from piecework.runner.load import Loaded, load
 from piecework.runner.spare import Spares
 
 log = logging.getLogger("piecework.failsafe")
+LoadOn = Callable[[EngineConfig, Profile, str, tuple[str, str] | None], Loaded]
+"""load_on(config, profile, name, settled) loads on one device, see the function of that name."""
 
 
 class Runners:
@@ -28,19 +31,22 @@ class Runners:
     With one device, or the policy `off`, errors are what they were.
     """
 
-    def __init__(self, config: EngineConfig, profile: Profile) -> None:
-        """Load; raises what `load` raises, and ExhaustedError where several devices failed.
+    def __init__(self, config: EngineConfig, profile: Profile, load_by: LoadOn | None = None) -> None:
+        """Load, with `load_by` if it is given.
+
+        Raises what `load` raises, and ExhaustedError where several devices failed.
 
         Raises:
             ConfigError: a device of an unknown kind, anywhere in the list, or a fault that can't happen.
         """
         self._config = config
         self._profile = profile
+        self._load_on: LoadOn = load_by or load_on
         self._settled: tuple[str, str] | None = None
         devices = config.device.devices
         for name in devices:
             device_class(name.partition(":")[0], name)
-        self._faults = read_faults(config.device.inject_fault, len(devices))
+        read_faults(config.device.inject_fault, len(devices))
         policy = Policy(config.device.failover)  # type: ignore[arg-type]
         self._only: Loaded | None = None
         self._failover: Failover[Loaded] | None = None
@@ -73,6 +79,12 @@ class Runners:
         return self._failover is not None and (self._failover.is_moving or bool(self._failover.events))
 
     @property
+    def can_move(self) -> bool:
+        """True where another device would go on if this one failed now."""
+        failover = self._failover
+        return failover is not None and failover.policy.failover == "full" and not failover.is_at_last_device
+
+    @property
     def gone(self) -> bool:
         """True where a device was given up, and none could take over."""
         return self._failover is not None and self._failover.is_gone
@@ -88,29 +100,46 @@ class Runners:
         return self._failover.advance(self._failover.active.generation, "run", error).model
 
     def _load(self, name: str) -> Loaded:
-        place = self._config.device.devices.index(name)
-        device, spares = self._device(name), Spares(self._config.device.devices[place + 1 :], self._device)
-        load_settings = self._config.load
-        if self._settled is not None:  # the same weights and precision give the same tokens
-            dtype, quantization = self._settled
-            if not device.supports_dtype(getattr(torch, dtype)):
-                log.warning("%s doesn't run in %s as the device before did; tokens may differ", name, dtype)
-                dtype = load_settings.dtype
-            load_settings = replace(load_settings, dtype=dtype, quantization=quantization)
-        config = replace(self._config, device=replace(self._config.device, device=name), load=load_settings)
-        if place > 0:
-            settings, said = fit_settings(config.compilation_config, device)
-            cache, more = fit_cache(config.cache, device, strict=settings.strict)
-            config, said = replace(config, compilation_config=settings, cache=cache), [*said, *more]
-            if said:
-                log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
-        loaded = load(config, self._profile, device, spares)
+        loaded = self._load_on(self._config, self._profile, name, self._settled)
         self._settled = self._settled or (loaded.dtype, loaded.quantization)
         return loaded
 
-    def _device(self, name: str) -> Device:
-        place = self._config.device.devices.index(name)
-        return make_device(name, [fault for fault in self._faults if fault.device == place])
+
+def load_on(
+    config: EngineConfig,
+    profile: Profile,
+    name: str,
+    settled: tuple[str, str] | None = None,
+    *,
+    with_tokenizer: bool = True,
+) -> Loaded:
+    """Load on the device `name` of `config.device`; those behind it are there for pieces that fail.
+
+    `settled` are precision and quantisation of the device before it. Raises what `load` raises.
+    """
+    names = config.device.devices
+    faults = read_faults(config.device.inject_fault, len(names))
+
+    def make(name: str) -> Device:
+        return make_device(name, [fault for fault in faults if fault.device == names.index(name)])
+
+    place = names.index(name)
+    device, spares = make(name), Spares(names[place + 1 :], make)
+    load_settings = config.load
+    if settled is not None:  # the same weights and precision give the same tokens
+        dtype, quantization = settled
+        if not device.supports_dtype(getattr(torch, dtype)):
+            log.warning("%s doesn't run in %s as the device before did; tokens may differ", name, dtype)
+            dtype = load_settings.dtype
+        load_settings = replace(load_settings, dtype=dtype, quantization=quantization)
+    config = replace(config, device=replace(config.device, device=name), load=load_settings)
+    if place > 0:
+        settings, said = fit_settings(config.compilation_config, device)
+        cache, more = fit_cache(config.cache, device, strict=settings.strict)
+        config, said = replace(config, compilation_config=settings, cache=cache), [*said, *more]
+        if said:
+            log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
+    return load(config, profile, device, spares, with_tokenizer=with_tokenizer)
 
 
 def _close(loaded: Loaded) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -25,9 +26,10 @@ from piecework.runner.spare import Spares
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
-from piecework.weights.source import resolve
+from piecework.weights.source import Source, resolve
 
 log = logging.getLogger("piecework.load")
 
@@ -50,12 +52,39 @@ class Loaded:
     quantization: str
 
 
+@dataclass(frozen=True)
+class Front:
+    """What the engine must know of a model apart from its weights."""
+
+    model_config: ModelConfig
+    tokenizer: Tokenizer | None
+    default_params: SamplingParams
+    eos_ids: tuple[int, ...]
+
+
+def load_front(config: EngineConfig, profile: Profile) -> Front:
+    """Load what the engine needs where the weights are in another process. Raises as `load` does."""
+    with profile.time("load.source"):
+        source = _resolve(config)
+    with profile.time("load.config"), closing(_open(config, source)) as checkpoint:
+        model_config = ModelConfig.from_dict(checkpoint.config)
+        generation = dict(checkpoint.generation_config)
+    with profile.time("load.tokenizer"):
+        tokenizer = _tokenizer(config, source)
+    return _front(model_config, tokenizer, generation)
+
+
 def load(
-    config: EngineConfig, profile: Profile, device: Device | None = None, spares: Spares | None = None
+    config: EngineConfig,
+    profile: Profile,
+    device: Device | None = None,
+    spares: Spares | None = None,
+    *,
+    with_tokenizer: bool = True,
 ) -> Loaded:
     """Load what `config.load` names onto `device`, by default the one that `config.device` names.
 
-    `spares` are devices for pieces that fail there.
+    `spares` are devices for pieces that fail there. A worker process needs no tokenizer.
 
     Raises:
         ModelError: the model can't be found or read.
@@ -65,9 +94,9 @@ def load(
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):
-        source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
+        source = _resolve(config)
     with profile.time("load.config"):
-        checkpoint = open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+        checkpoint = _open(config, source)
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
@@ -78,14 +107,7 @@ def load(
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
-            tokenizer_source = source
-            if options.tokenizer is not None:
-                tokenizer_source = resolve(options.tokenizer, cache_dir=options.cache_dir)
-            tokenizer = load_tokenizer(
-                tokenizer_source,
-                cache_dir=options.cache_dir,
-                chat_template=_chat_template(options.chat_template),
-            )
+            tokenizer = _tokenizer(config, source) if with_tokenizer else None
         with profile.time("load.weights"):
             model = load_model(
                 model_config,
@@ -107,20 +129,43 @@ def load(
     fits = min(limit, (cache.num_pages - 1) * cache.page_size)
     if fits < limit and options.max_model_len is None:
         log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)
-    eos = {*model_config.eos_ids, *_as_ids(generation.get("eos_token_id"))}
-    if tokenizer is not None:
-        eos.update(tokenizer.eos_ids)
+    front = _front(model_config, tokenizer, generation)
     return Loaded(
         runner=Runner(programs, cache, profile),
         model_config=model_config,
         tokenizer=tokenizer,
-        default_params=default_params(generation),
-        eos_ids=tuple(sorted(eos)),
+        default_params=front.default_params,
+        eos_ids=front.eos_ids,
         max_model_len=fits,
         weight_bytes=weight_bytes,
         dtype=str(dtype).removeprefix("torch."),
         quantization="none" if in_floats else quantization,
     )
+
+
+def _resolve(config: EngineConfig) -> Source:
+    return resolve(config.load.model, revision=config.load.revision, cache_dir=config.load.cache_dir)
+
+
+def _open(config: EngineConfig, source: Source) -> Checkpoint:
+    options = config.load
+    return open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
+
+
+def _tokenizer(config: EngineConfig, source: Source) -> Tokenizer | None:
+    options = config.load
+    if options.tokenizer is not None:
+        source = resolve(options.tokenizer, cache_dir=options.cache_dir)
+    return load_tokenizer(
+        source, cache_dir=options.cache_dir, chat_template=_chat_template(options.chat_template)
+    )
+
+
+def _front(model_config: ModelConfig, tokenizer: Tokenizer | None, generation: Mapping[str, Any]) -> Front:
+    eos = {*model_config.eos_ids, *_as_ids(generation.get("eos_token_id"))}
+    if tokenizer is not None:
+        eos.update(tokenizer.eos_ids)
+    return Front(model_config, tokenizer, default_params(generation), tuple(sorted(eos)))
 
 
 def piece_folder(config: EngineConfig) -> Path:

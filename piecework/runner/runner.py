@@ -38,6 +38,7 @@ class Runner:
         if programs.plan is not None:
             with profile.time("capture"):
                 self.graphs.capture(programs.plan)
+        self._counters = {"body": programs.counters, "head": programs.head_counters}
         self._teller = StepTeller(programs) if debug.level() >= LAYER else None
 
     @torch.inference_mode()
@@ -72,6 +73,15 @@ class Runner:
                     scored = self._score(rows, item.prompt_targets, item.prompt_top)
                     results[i] = results[i]._replace(prompt_logprobs=scored)
         return results
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        """Names of the compilers that made the body's pieces."""
+        return tuple(dict.fromkeys(piece.compiler for piece in self.programs.body.pieces))
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""
+        return {name: counters.snapshot() for name, counters in self._counters.items()}
 
     def close(self) -> None:
         """Give graphs, cache and weights back to the device; the runner can't be used after that."""

@@ -26,7 +26,7 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
     )
     seconds: dict[tuple[str, ...], list[float]] = {}
     for event in service.failovers():
-        labels = (event.source, event.target, event.stage, event.kind)
+        labels: tuple[str, ...] = (event.source, event.target, event.stage, event.kind)
         seconds.setdefault(labels, []).append(event.seconds)
     for labels, times in seconds.items():
         moves.add_metric(labels, len(times))

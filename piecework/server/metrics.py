@@ -18,6 +18,7 @@ from piecework.engine.outputs import Delta
 from piecework.sampling import SamplingParams
 from piecework.server.failover_metrics import failover_metrics
 from piecework.server.graph_metrics import graph_metrics
+from piecework.server.worker_metrics import worker_metrics
 from piecework.version import __version__
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class _EngineCollector(Collector):
         yield ended
         yield from failover_metrics(self._service)
         yield from graph_metrics(self._service.graph_counters())
+        yield from worker_metrics(self._service.workers())
         yield from self._profile()
 
     def _profile(self) -> Iterator[Metric]:

@@ -135,3 +135,13 @@ def test_serving_tells_why_its_server_did_not_start() -> None:
         pass
     assert "the server ended with exit code 2 before it listened" in str(caught.value)
     assert "page_size=0 is not allowed" in str(caught.value)
+
+
+def test_workers(run: Run) -> None:
+    flags = ["--steps", "20", "--step-sizes", "1,8", "--children", "1", "--idle-seconds", "0.1"]
+    (report,) = run("bench", "workers", *flags, "--json").lines
+    assert [hop["requests"] for hop in report["hops"]] == [1, 8]
+    assert all(0 < hop["median_us"] <= hop["p95_us"] and hop["bytes"] > 0 for hop in report["hops"])
+    assert report["start_ms"] > 0 and report["idle"]["child"] >= 0
+    done = run("bench", "workers", *flags)
+    assert "round trip" in done.out and "without torch" in done.out

@@ -132,7 +132,7 @@ def test_what_arrives_while_the_last_device_fails_ends_too(make_service, monkeyp
     service = make_service(device="sim,cpu", inject_fault="point=run,device=0,step=1", **SMALL)
     late = []
 
-    def load(*arguments):
+    def load(*arguments, **options):
         service.submit([5], GREEDY, listener=late.append)
         raise DeviceError("cpu", "memory", "full")
 
@@ -158,10 +158,10 @@ def test_requests_may_be_cancelled_and_added_while_the_next_device_loads(make_se
     loading, go, load = threading.Event(), threading.Event(), failover.load
     service = make_service(device="sim,cpu", inject_fault="point=run,device=0,step=5", **SMALL)
 
-    def slow(*arguments):
+    def slow(*arguments, **options):
         loading.set()
         assert go.wait(120)
-        return load(*arguments)
+        return load(*arguments, **options)
 
     monkeypatch.setattr(failover, "load", slow)
     ended: dict[str, str | None] = {}

@@ -43,6 +43,7 @@ def _run(
         "max_num_seqs": 8,
         "max_num_batched_tokens": 64,
         "kv_cache_memory": 2**24,
+        "workers": "inline",  # the counters are read from the runner
     }
     if device != "cpu":
         settings["compilation_config"] = {

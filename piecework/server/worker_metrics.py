@@ -1,0 +1,35 @@
+"""Metrics of the workers that run the engine's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+if TYPE_CHECKING:
+    from piecework.workers.serving.runner import Context
+
+
+def worker_metrics(workers: Sequence[Context]) -> Iterator[Metric]:
+    """Make metrics of the workers, by their names."""
+    info = InfoMetricFamily("piecework_worker", "The process that runs steps", labels=["worker"])
+    up = GaugeMetricFamily("piecework_worker_up", "1 where steps can run", labels=["worker"])
+    generation = GaugeMetricFamily("piecework_worker_generation", "Starts before this one", labels=["worker"])
+    restarts = CounterMetricFamily(
+        "piecework_worker_restarts", "Processes that took a dead one's place", labels=["worker"]
+    )
+    for worker in workers:
+        info.add_metric(
+            [worker.name],
+            {
+                "device": worker.device,
+                "kind": worker.kind,
+                "pid": str(worker.pid or ""),
+                "status": worker.status,
+            },
+        )
+        up.add_metric([worker.name], worker.status == "ready")
+        generation.add_metric([worker.name], worker.generation)
+        restarts.add_metric([worker.name], worker.restarts)
+    yield from (info, up, generation, restarts)

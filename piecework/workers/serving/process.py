@@ -1,0 +1,240 @@
+"""A worker in a child process: only ids, positions and page tables go in, tokens come out."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from typing import Any
+
+from piecework.config import EngineConfig
+from piecework.errors import ConfigError, DeviceError, WorkerLostError
+from piecework.profile import Profile
+from piecework.runner.batch import BatchItem, ItemResult
+from piecework.runner.load import Loaded, load_front
+from piecework.workers.process.messages import decode, encode, need_msgspec
+from piecework.workers.process.process import Plan
+from piecework.workers.process.supervisor import Supervisor
+from piecework.workers.serving.runner import Context, Shape
+from piecework.workers.serving.steps import ServingInfo, ServingOptions, StepResult, StepWriter
+
+log = logging.getLogger("piecework.workers")
+
+TARGET = "piecework.workers.serving.host:ServingHost"
+_LOOK = 0.5  # seconds that a look at the counters may wait for the step that runs
+_CLOSE_SECONDS = 5.0
+
+
+@dataclasses.dataclass(frozen=True)
+class RemoteDevice:
+    """A device that another process has."""
+
+    name: str
+
+    def release_threads(self) -> None:
+        """No thread here waits for its work."""
+
+
+class ProcessRunner:
+    """Runs steps in a child: `execute` sends the step and waits for its tokens.
+
+    A step belongs to a generation. After a death `execute` refuses until `take_loss` was called, since
+    pages of the scheduler stand for nothing any more.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        profile: Profile,
+        name: str,
+        settled: tuple[str, str] | None = None,
+        on_change: Callable[[], None] = lambda: None,
+        target: str = TARGET,
+    ) -> None:
+        """Start nothing yet; see `load_in_process`.
+
+        Args:
+            name: the device, one of `config.device`.
+            settled: precision and quantisation of the device before it.
+            on_change: is told, from some thread, when the child died, is back, or never will be.
+            target: makes the host.
+        """
+        need_msgspec()
+        self.profile = profile
+        self.device = RemoteDevice(name)
+        self._config = config
+        self._settled = settled
+        self._target = target
+        self._told = 0  # losses that were taken
+        self._shape: Shape | None = None
+        self._counters: dict[str, dict[str, int]] = {}
+        self._writer = self._new_writer()
+        self._supervisor = Supervisor(self._plan, self._take_info, on_change)
+
+    def start(self) -> None:
+        """Load the model in the child; raises what `load` raises, and WorkerLostError where it died."""
+        try:
+            self._supervisor.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def shape(self) -> Shape:
+        """What was loaded."""
+        assert self._shape is not None, "it is there since the first start"
+        return self._shape
+
+    @property
+    def compilers(self) -> tuple[str, ...]:
+        """Names of the compilers that made the body's pieces."""
+        return self.shape.compilers
+
+    @property
+    def cache(self) -> Shape:
+        """The size of the KV cache; its tensors are elsewhere."""
+        return self.shape
+
+    @property
+    def ready(self) -> bool:
+        """False while there is no child that could run a step."""
+        return self._supervisor.child is not None
+
+    @property
+    def lost(self) -> bool:
+        """True while `take_loss` has something to say."""
+        return len(self._supervisor.losses) > self._told
+
+    def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
+        """Run one step in the child.
+
+        Raises:
+            WorkerLostError: the child died, or is not there; its KV cache is gone.
+        """
+        child = self._supervisor.child
+        if child is None or self.lost:
+            raise self._lost()
+        try:
+            body = encode(self._writer.write(items, self.profile.enabled))
+            answer = child.call("step", body, timeout=self._config.worker.worker_step_timeout).result()
+            result = decode(StepResult, answer)
+        except BaseException:
+            self._writer = self._new_writer()  # whatever the other end has understood
+            raise
+        self._supervisor.worked()
+        for name, seconds in result.times.items():
+            self.profile.add_time(name, seconds)
+        return result.results
+
+    def take_loss(self) -> str | None:
+        """Say, once, why everything in the KV cache is gone; None where nothing happened."""
+        if not self.lost:
+            return None
+        losses = self._supervisor.losses
+        self._told = len(losses)
+        self._writer = self._new_writer()
+        return str(losses[-1])
+
+    def failure(self) -> str | None:
+        """Say why no step will ever run again; None while one may."""
+        return self._supervisor.failure
+
+    def counters(self) -> dict[str, dict[str, int]]:
+        """What the programs counted; the last known where the child can't be asked, or is busy for long."""
+        child = self._supervisor.child
+        if child is not None:
+            try:
+                answer = child.call("counters").result(_LOOK)
+                self._counters = decode(dict, answer)
+            except (DeviceError, TimeoutError, CancelledError) as error:
+                log.debug("the counters are the last known: %s", error)
+        return self._counters
+
+    def context(self) -> Context:
+        """The worker as it is now."""
+        supervisor, child = self._supervisor, self._supervisor.child
+        status = "ready" if child else "failed" if supervisor.failure else "restarting"
+        return Context(
+            name=self.device.name,
+            kind="process",
+            device=self.device.name,
+            pid=child.pid if child else None,
+            generation=supervisor.generation,
+            restarts=supervisor.restarts,
+            status="closed" if supervisor.closed else status,
+            lost=str(supervisor.losses[-1]) if supervisor.losses else None,
+        )
+
+    def close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """End the child within `seconds`, whatever it does. Running calls fail; may be called twice."""
+        self._supervisor.close(seconds)
+
+    def _lost(self) -> WorkerLostError:
+        losses = self._supervisor.losses
+        return losses[-1] if losses else WorkerLostError(self.device.name, f"{self.device.name} is closed")
+
+    def _new_writer(self) -> StepWriter:
+        return StepWriter(capacity=4 * self._config.scheduler.max_num_seqs)
+
+    def _plan(self) -> Plan:
+        settings, settled = settings_of(self._config), self._settled
+        if self._shape is not None:  # the scheduler's pages must all be there again
+            settings |= {"num_pages": self._shape.num_pages, "kv_cache_memory": None}
+            settled = self._shape.settled
+        options = encode(ServingOptions(settings, self.device.name, settled))
+        return Plan(self.device.name, self._target, options, self._config.worker.worker_start_timeout)
+
+    def _take_info(self, info: bytes) -> None:
+        found = decode(ServingInfo, info)
+        if self._shape is not None and found.shape != self._shape:
+            raise ConfigError("worker", found.shape, f"what it was before its restart: {self._shape}")
+        self._shape, self._counters = found.shape, found.counters
+        for name, seconds in found.times.items():
+            self.profile.add_time(name, seconds)
+
+
+def load_in_process(
+    config: EngineConfig,
+    profile: Profile,
+    name: str,
+    settled: tuple[str, str] | None = None,
+    *,
+    on_change: Callable[[], None] = lambda: None,
+    on_start: Callable[[ProcessRunner], None] = lambda runner: None,
+    target: str = TARGET,
+) -> Loaded:
+    """Load as `load_on` does, with the runner in a child process and the tokenizer here.
+
+    `on_start` gets the runner before the child is started, so that it can be closed meanwhile.
+    """
+    front = load_front(config, profile)
+    runner = ProcessRunner(config, profile, name, settled, on_change, target)
+    on_start(runner)
+    runner.start()
+    shape = runner.shape
+    return Loaded(
+        runner=runner,  # type: ignore[arg-type]  # it has what the engine needs of one
+        model_config=front.model_config,
+        tokenizer=front.tokenizer,
+        default_params=front.default_params,
+        eos_ids=front.eos_ids,
+        max_model_len=shape.max_model_len,
+        weight_bytes=shape.weight_bytes,
+        dtype=shape.settled[0],
+        quantization=shape.settled[1],
+    )
+
+
+def settings_of(config: Any) -> dict[str, Any]:
+    """Return a configuration's leaves by name as plain values, of which `from_flat` makes it again."""
+    found: dict[str, Any] = {}
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        if not dataclasses.is_dataclass(value):
+            found[one.name] = value
+        elif getattr(value, "is_leaf", False):
+            found[one.name] = dataclasses.asdict(value)  # type: ignore[arg-type]
+        else:
+            found.update(settings_of(value))
+    return found

@@ -1,0 +1,140 @@
+"""What the engine needs of a runner, and tells of its worker, wherever that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol
+
+from piecework.config import EngineConfig
+from piecework.devices.registry import device_class
+from piecework.profile import Profile
+from piecework.runner.batch import BatchItem, ItemResult
+from piecework.runner.load import Loaded
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is fixed once the model is loaded.
+
+    Attributes:
+        settled: the settings `dtype` and `quantization` that make the same of it on another device.
+        compilers: those that made the body's pieces.
+    """
+
+    device: str
+    dtype: str
+    settled: tuple[str, str]
+    max_model_len: int
+    weight_bytes: int
+    num_pages: int
+    page_size: int
+    kv_bytes: int
+    compilers: tuple[str, ...]
+
+    resizable: ClassVar[bool] = False
+    fixed_because: ClassVar[str] = (
+        "a KV cache in a process of its own keeps its size; with --workers inline it can change"
+    )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the KV cache, as a cache calls them."""
+        return self.kv_bytes
+
+    @classmethod
+    def of(cls, loaded: Loaded) -> Shape:
+        """Read the shape of a runner in this process."""
+        runner = loaded.runner
+        return cls(
+            device=runner.device.name,
+            dtype=str(runner.cache.dtype).removeprefix("torch."),
+            settled=(loaded.dtype, loaded.quantization),
+            max_model_len=loaded.max_model_len,
+            weight_bytes=loaded.weight_bytes,
+            num_pages=runner.cache.num_pages,
+            page_size=runner.cache.page_size,
+            kv_bytes=runner.cache.nbytes,
+            compilers=runner.compilers,
+        )
+
+
+@dataclass(frozen=True)
+class Context:
+    """One worker, as /health and the metrics show it.
+
+    Attributes:
+        kind: `inline` or `process`.
+        status: `ready`, `restarting`, `failed` or `closed`.
+        generation: counts starts from 0; what an older one held is gone.
+        lost: why the last generation ended, None where none did.
+    """
+
+    name: str
+    kind: str
+    device: str
+    pid: int | None
+    generation: int
+    restarts: int
+    status: str
+    lost: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+
+class Named(Protocol):
+    """What the engine must know of a device."""
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        ...
+
+
+class Pages(Protocol):
+    """What the scheduler must know of a KV cache."""
+
+    @property
+    def num_pages(self) -> int:
+        """Pages, the dummy one among them."""
+        ...
+
+    @property
+    def page_size(self) -> int:
+        """Tokens in a page."""
+        ...
+
+
+class StepRunner(Protocol):
+    """What the engine runs steps on."""
+
+    @property
+    def profile(self) -> Profile:
+        """Where stages are timed."""
+        ...
+
+    @property
+    def cache(self) -> Pages:
+        """The KV cache's size."""
+        ...
+
+    @property
+    def device(self) -> Named:
+        """Where it runs."""
+        ...
+
+    def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
+        """Run one step; the result has an entry per item, in the same order."""
+        ...
+
+
+def place(config: EngineConfig, name: str) -> str:
+    """Return where steps on the device `name` run, `inline` or `process`; `auto` is what its kind wants.
+
+    Raises ConfigError for an unknown device.
+    """
+    if config.worker.workers != "auto":
+        return config.worker.workers
+    return device_class(name.partition(":")[0], name).workers
