@@ -40,10 +40,11 @@ class Engine:
         self._runner = runner
         self._successor = successor
         self.pool = PagePool(runner.cache.num_pages)
+        self._page_size = runner.cache.page_size  # a runner that was given up has no cache to ask
         self.scheduler = Scheduler(
             config.scheduler,
             self.pool,
-            runner.cache.page_size,
+            self._page_size,
             prefix_caching=config.cache.prefix_caching,
         )
         self._debug = config.compilation_config.enable_debug_mode
@@ -162,14 +163,14 @@ class Engine:
                 self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {final}"))
             raise
         self._runner = runner
-        self.pool = PagePool(runner.cache.num_pages)
-        self.scheduler.restart(self.pool, runner.cache.page_size)
+        self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
+        self.scheduler.restart(self.pool, self._page_size)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
 
     def _end_if_too_long(self, request: Request) -> None:
         """End a request that the cache can never hold: the runner that it was admitted for had more room."""
-        room, prompt = self.pool.usable * self._runner.cache.page_size, len(request.prompt_ids)
+        room, prompt = self.pool.usable * self._page_size, len(request.prompt_ids)
         if prompt + request.max_tokens <= room:
             return
         if request.params.max_tokens is None and prompt + len(request.output_ids) < room:

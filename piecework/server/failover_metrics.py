@@ -28,7 +28,7 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
     for event in service.failovers():
         labels: tuple[str, ...] = (event.source, event.target, event.stage, event.kind)
         seconds.setdefault(labels, []).append(event.seconds)
-    for labels, times in seconds.items():
-        moves.add_metric(labels, len(times))
-        spent.add_metric(labels, sum(times))
+    for found, times in seconds.items():
+        moves.add_metric(found, len(times))
+        spent.add_metric(found, sum(times))
     yield from (moves, spent)
