@@ -55,6 +55,31 @@ class DeviceError(PieceworkError):
         super().__init__(f"device {device} failed at {point}: {reason}")
 
 
+class WorkerError(PieceworkError):
+    """Code in a worker raised what no other class of ours says; `worker` is its name, `reason` the error."""
+
+    def __init__(self, worker: str, reason: str) -> None:
+        self.worker = worker
+        self.reason = reason
+        super().__init__(f"in the worker {worker}: {reason}")
+
+
+class WorkerLostError(DeviceError):
+    """A worker's process ended, or was ended after a silence, and what it held is gone.
+
+    `exit_code` is negative for a signal, None where it is not known; `stderr` is the end of what it wrote.
+    """
+
+    def __init__(
+        self, worker: str, reason: str, *, exit_code: int | None = None, stderr: str = "", point: str = "run"
+    ) -> None:
+        self.exit_code = exit_code
+        self.stderr = stderr
+        said = f"; it wrote last: {stderr}" if stderr else ""
+        super().__init__(worker, point, reason + said)
+        self.args = (f"the worker {reason}{said}",)
+
+
 class CaptureError(PieceworkError):
     """Work that can't be captured, or a captured graph that can't be replayed; the message names the tensor
     or operation."""
