@@ -199,6 +199,7 @@ class _Node:
     finished = False
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 30), st.integers(1, 12)), max_size=40))
 def test_ranges_know_the_last_writer_and_the_readers_of_each_byte(
     accesses: list[tuple[bool, int, int]],
