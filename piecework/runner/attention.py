@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
-from piecework.kvcache import AttentionMetadata, PagedKVCache
+from piecework.kvcache import AttentionMetadata
 from piecework.layers.attention import AttentionSpec
 from piecework.ops.attention import paged_attention
+
+
+class Layers(Protocol):
+    """Keys and values by layer, as PagedKVCache has them."""
+
+    @property
+    def keys(self) -> Sequence[Tensor]:
+        """Keys of each layer."""
+        ...
+
+    @property
+    def values(self) -> Sequence[Tensor]:
+        """Values of each layer."""
+        ...
 
 
 class PagedAttention:
     """Calls `paged_attention` for a layer with that layer's cache; the device's op order chooses how."""
 
-    def __init__(self, specs: Sequence[AttentionSpec], cache: PagedKVCache, op_order: Sequence[str]) -> None:
+    def __init__(self, specs: Sequence[AttentionSpec], cache: Layers, op_order: Sequence[str]) -> None:
         self._specs = specs
         self._cache = cache
         self._order = op_order

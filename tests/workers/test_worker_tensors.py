@@ -172,7 +172,7 @@ def test_what_must_exist_and_does_not_is_refused_by_name() -> None:
 
 
 def test_after_a_failed_task_its_output_is_not_taken_for_the_host_tensor() -> None:
-    worker, record = recording_worker(3)
+    worker, _ = recording_worker(3)
     target = numbers()
     with pytest.raises(ValueError, match="planned"):
         worker.run_next_level(FAIL_INTO, TaskArgs(x=worker.defer(numbers()), y=worker.defer(target)))

@@ -23,12 +23,17 @@ class Deferred:
         name: for messages.
     """
 
+    ids: TensorIds
     tensor: torch.Tensor
     id: int
     version: int
     upload: bool = True
     require_existing: bool = False
     name: str = "tensor"
+
+    def now(self) -> int:
+        """Return the version of the contents as they are now."""
+        return self.ids.version(self.tensor, self.id)
 
     @property
     def offset(self) -> int:
@@ -64,9 +69,12 @@ class TensorIds:
         """Make the record of a tensor; a HandleError where it isn't dense CPU memory inside its storage."""
         check_deferred(tensor, name)
         ident = self._id(tensor)
-        version = 0 if tensor.is_inference() else tensor._version
-        version += self._changes.get(ident, 0) << 32
-        return Deferred(tensor, ident, version, upload, require_existing, name)
+        return Deferred(self, tensor, ident, self.version(tensor, ident), upload, require_existing, name)
+
+    def version(self, tensor: torch.Tensor, ident: int) -> int:
+        """Return a number that changes with the contents."""
+        counted = 0 if tensor.is_inference() else tensor._version
+        return counted + (self._changes.get(ident, 0) << 32)
 
     def changed(self, tensor: torch.Tensor) -> None:
         """Say that the contents are new, where torch didn't see it: numpy, `.data`, inference tensors."""

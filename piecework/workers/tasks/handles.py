@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,9 +70,13 @@ class Memory:
         if len(self._freed) > _REMEMBERED:
             del self._freed[next(iter(self._freed))]
 
-    def live(self, generation: int) -> list[int]:
+    def buffers(self, generation: int) -> set[int]:
         """Return the buffers of a generation that were not freed."""
-        return [buffer for made, buffer in self._sizes if made == generation]
+        return {buffer for made, buffer in self._sizes if made == generation}
+
+    def holds(self, generation: int, buffers: Iterable[int]) -> bool:
+        """Whether all of `buffers` are there."""
+        return all((generation, buffer) in self._sizes for buffer in buffers)
 
     def check(self, handle: Handle, generation: int) -> None:
         """Refuse, with a HandleError, what is not a tensor in a live buffer of the current generation."""

@@ -15,6 +15,7 @@ from piecework.errors import WorkerLostError
 from piecework.workers.endpoint import Endpoint, Region, Scalar
 from piecework.workers.tasks.handles import HandleError, nbytes_of
 from piecework.workers.tasks.members import Calls, Child
+from piecework.workers.tasks.plans import with_plans
 
 
 class InlineEndpoint:
@@ -123,6 +124,6 @@ def inline(device: str = "cpu", name: str | None = None) -> Child:
     """Make a child of this process on a device; `name` tells several on one device apart."""
 
     def start(calls: Calls) -> Endpoint:
-        return InlineEndpoint(name or device, calls, make_device(device))
+        return InlineEndpoint(name or device, with_plans(calls), make_device(device))
 
     return start

@@ -74,6 +74,11 @@ class Member:
         if self.alive(generation):
             self.endpoint.free(buffer)
 
+    def discard(self, handle: Handle, why: str) -> None:
+        """Give back the buffer of a handle that nobody uses."""
+        self.memory.drop(handle.generation, handle.id, why)
+        self.free(handle.generation, handle.id)
+
     def copy_to(self, target: Handle, source: torch.Tensor) -> Future[None]:
         """See Endpoint."""
         return self._watched(lambda: self.endpoint.copy_to(target.region, source))

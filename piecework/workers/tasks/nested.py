@@ -8,6 +8,7 @@ from piecework.devices import make_device
 from piecework.workers.endpoint import Endpoint
 from piecework.workers.tasks.inline import InlineEndpoint
 from piecework.workers.tasks.members import Calls
+from piecework.workers.tasks.plans import with_plans
 from piecework.workers.tasks.worker import Worker
 
 
@@ -26,7 +27,7 @@ class Nested:
         """Start the worker and return what the one above talks to."""
         self.worker.start()
         own = {digest: partial(call, self.worker) for digest, call in calls.items()}
-        return NestedEndpoint(self.name, own, self.worker)
+        return NestedEndpoint(self.name, with_plans(own), self.worker)
 
 
 class NestedEndpoint(InlineEndpoint):

@@ -17,6 +17,7 @@ from piecework.workers.tasks.graph import Access, Node, TaskGraph
 from piecework.workers.tasks.handles import Handle, check_host, check_size
 from piecework.workers.tasks.limits import RINGS, Rings
 from piecework.workers.tasks.members import Member
+from piecework.workers.tasks.plans import Recorder
 from piecework.workers.tasks.residents import resolve, settle
 from piecework.workers.tasks.tags import Parameter, Tag
 
@@ -46,8 +47,10 @@ class _Call:
 class Orchestration:
     """Takes tasks, copies and releases of one thread until it is finished."""
 
-    def __init__(self, members: Sequence[Member], rings: Rings) -> None:
+    def __init__(self, members: Sequence[Member], rings: Rings, recorder: Recorder | None = None) -> None:
+        """`recorder` hears what is submitted; outputs are its own, and not given back."""
         self.graph = TaskGraph()
+        self._recorder = recorder
         self._members = {member.name: member for member in members}
         self._rings = rings
         self._scopes = [_Scope(0)]
@@ -77,6 +80,7 @@ class Orchestration:
             name = f"task {self._count} ({function.name} on {where})"
             node = Node(name, lambda: [c.member.run(c.digest, c.arguments) for c in calls])
             self._settle(node, calls)
+            self._note(calls)
             self._add(node, [access for call in calls for access in call.accesses], len(members))
         except BaseException:
             for call in calls:
@@ -89,6 +93,8 @@ class Orchestration:
         """Copy a host tensor to a worker, after who reads or writes either of them."""
         member.check(target)
         check_host(source, target)
+        if self._recorder is not None:
+            self._recorder.copy_in()
         node = Node(f"copy to {member.name}", lambda: [member.copy_to(target, source)], (source,))
         accesses = [_host(source, Tag.INPUT), _device(member, target, Tag.OUTPUT_EXISTING)]
         self._add(node, accesses, 1)
@@ -97,6 +103,8 @@ class Orchestration:
         """Copy from a worker to a host tensor, after the task that makes the data."""
         member.check(source)
         check_host(target, source)
+        if self._recorder is not None:
+            self._recorder.copy_out(member, source, target)
         node = Node(f"copy from {member.name}", lambda: [member.copy_from(source, target)], (target,))
         self._add(node, [_device(member, source, Tag.INPUT), _host(target, Tag.OUTPUT_EXISTING)], 1)
 
@@ -184,6 +192,13 @@ class Orchestration:
         if any(call.deferred for call in calls):
             node.after.append(after)
 
+    def _note(self, calls: Sequence[_Call]) -> None:
+        for call in calls if self._recorder is not None else ():
+            assert self._recorder is not None
+            for tensor, _ in call.deferred:
+                self._recorder.tensor(call.member, tensor)
+            self._recorder.call(call.member, call.digest, call.arguments)
+
     def _add(self, node: Node, accesses: Sequence[Access], tasks: int) -> None:
         scope = self._scopes[-1]
         while self.graph.progress():
@@ -208,6 +223,10 @@ class Orchestration:
         key = member.key(handle)
         generation, buffer = handle.generation, handle.id
         ring, nbytes = self._heap.pop(key, (0, 0))
+        if self._recorder is not None and nbytes:
+            self._recorder.owned.append(handle)
+            self._rings.take("heap", ring, -nbytes)
+            return
         member.memory.drop(generation, buffer, why)
 
         def free() -> tuple[()]:

@@ -62,5 +62,5 @@ def collect(member: Member, expired: Iterable[int]) -> None:
     for ident in expired:
         resident = member.residents.pop(ident, None)
         if resident is not None:
-            member.memory.drop(resident.generation, resident.buffer, "its host tensor is gone")
-            member.free(resident.generation, resident.buffer)
+            bytes_of = Handle(member.name, resident.generation, resident.buffer, (1,), torch.uint8)
+            member.discard(bytes_of, "its host tensor is gone")

@@ -19,6 +19,7 @@ from piecework.workers.tasks.inline import inline
 from piecework.workers.tasks.limits import Limits, Rings
 from piecework.workers.tasks.members import Child, Member
 from piecework.workers.tasks.orchestration import Orchestration
+from piecework.workers.tasks.plans import Plan, PlanError, Recorder
 from piecework.workers.tasks.residents import collect
 from piecework.workers.tasks.tags import Tag
 
@@ -36,6 +37,20 @@ class Context:
     pid: int | None
     buffers: int
     limits: Limits
+
+
+@dataclass
+class Recording:
+    """What `record` gives: a plan, as soon as its body has run."""
+
+    made: Plan | None = None
+
+    @property
+    def plan(self) -> Plan:
+        """The plan; a PlanError before the body has ended."""
+        if self.made is None:
+            raise PlanError("the plan is there after the body of `record`")
+        return self.made
 
 
 class Worker:
@@ -134,7 +149,7 @@ class Worker:
                 member.endpoint.generation,
                 self.level - 1 if self.level > CHIP else CHIP,
                 getattr(member.endpoint, "pid", None),
-                len(member.memory.live(member.endpoint.generation)),
+                len(member.memory.buffers(member.endpoint.generation)),
                 self.limits,
             )
             for member in self._members
@@ -151,17 +166,43 @@ class Worker:
 
         Raises the first failure, with notes of later ones. Outputs that nobody kept are gone afterwards.
         """
+        with self._orchestration(None):
+            yield self
+
+    @contextmanager
+    def record(self, inputs: Sequence[torch.Tensor]) -> Iterator[Recording]:
+        """Run the body's tasks as a graph, and make a plan of them, which one message runs from then on.
+
+        Args:
+            inputs: host tensors, deferred in the body, whose contents go to the worker at each run.
+
+        Raises:
+            PlanError: the body does what a plan can't: two workers, copies to them of anything but inputs.
+        """
+        recorder = Recorder({self._ids.defer(tensor).id: tensor for tensor in inputs})
+        recording = Recording()
+        try:
+            with self._orchestration(recorder):
+                yield recording
+            recording.made = Plan(recorder)
+        except BaseException:
+            for handle in recorder.owned:
+                self._named(handle.worker).discard(handle, "its recording failed")
+            raise
+
+    @contextmanager
+    def _orchestration(self, recorder: Recorder | None) -> Iterator[None]:
         self._check_started()
         if self._owner == threading.get_ident():
             raise PieceworkError("this thread orchestrates already; open a scope inside it")
         with self._lock:
-            run = self._run = Orchestration(self._members, self._rings)
+            run = self._run = Orchestration(self._members, self._rings, recorder)
             self._owner = threading.get_ident()
             try:
                 for ident in self._ids.expired():
                     for member in self._members:
                         collect(member, [ident])
-                yield self
+                yield
             except BaseException as error:
                 failure = run.finish()
                 if failure is not None and failure is not error:

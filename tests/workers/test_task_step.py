@@ -1,0 +1,208 @@
+"""Steps of a model as tasks: the runner's own tokens, weights up once, one message a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from programs import random_model
+from worker_rig import ADD_INTO, DOUBLE, DOUBLE_INTO, GROW, endpoint_of, numbers, recording_worker
+
+from piecework.config import EngineConfig
+from piecework.devices import make_device
+from piecework.engine.engine import Engine
+from piecework.engine.outputs import Delta
+from piecework.engine.request import Request
+from piecework.kvcache import PagedKVCache
+from piecework.profile import Profile
+from piecework.runner.batch import BatchItem, Span
+from piecework.runner.programs import Programs, layer_shapes, make_programs
+from piecework.runner.recipe import make_recipe
+from piecework.runner.runner import Runner
+from piecework.runner.sampler import SamplingState
+from piecework.sampling import SamplingParams
+from piecework.workers.tasks.arguments import Allocate, TaskArgs
+from piecework.workers.tasks.plans import PlanError
+from piecework.workers.tasks.recording import Record
+from piecework.workers.tasks.step import Pages, StepFunctions, TaskRunner
+from piecework.workers.tasks.worker import Worker
+
+PAGES = Pages(40, 4)
+GREEDY = SamplingParams(temperature=0.0)
+F32 = torch.float32
+
+
+def programs_of(name: str, tmp_path: Path) -> Programs:
+    """A tiny model's programs on the CPU, with their own random weights."""
+    config = EngineConfig.from_flat({"page_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 64})
+    model, device = random_model(name), make_device("cpu")
+    recipe = make_recipe(config, device, model.config, model.dtype, 128)
+    return make_programs(model, recipe, config, device, Profile(), tmp_path, 128, stored=False)
+
+
+def task_runner(
+    programs: Programs, children: int = 1, plans: bool = True
+) -> tuple[list[TaskRunner], Worker, Record]:
+    """Runners over the recorded inline children of one worker of level 3."""
+    functions = StepFunctions.of(programs)
+    worker, record = recording_worker(3, children, (functions.body, functions.head))
+    runners = [TaskRunner(worker, i, programs, functions, PAGES, plans=plans) for i in range(children)]
+    return runners, worker, record
+
+
+def decode(runner: Runner | TaskRunner, prompts: list[list[int]], steps: int) -> list[list[int]]:
+    """Greedy tokens of prompts that run together: a prefill of all, then one token each per step."""
+    pages = [list(range(1 + 8 * i, 9 + 8 * i)) for i in range(len(prompts))]
+    tokens: list[list[int]] = [[] for _ in prompts]
+    for step in range(steps):
+        items = []
+        for i, prompt in enumerate(prompts):
+            start = len(prompt) + step - 1 if step else 0
+            ids = tokens[i][-1:] if step else prompt
+            held = pages[i][: -(-(start + len(ids)) // 4)]
+            state = SamplingState(GREEDY, 0, step, prompt, tokens[i])
+            items.append(BatchItem(ids, Span(start, len(ids)), held, state))
+        for i, result in enumerate(runner.execute(items)):
+            assert result.token_id is not None
+            tokens[i].append(result.token_id)
+    return tokens
+
+
+PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [3, 4], [100, 7, 19, 20, 21]]
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3_moe"])
+def test_steps_as_tasks_give_the_tokens_of_the_runner(name: str, tmp_path: Path) -> None:
+    programs = programs_of(name, tmp_path)
+    cache = PagedKVCache(layer_shapes(programs.model), 40, 4, F32, programs.device)
+    wanted = decode(Runner(programs, cache, Profile()), PROMPTS, 10)
+    (graph,), worker, record = task_runner(programs, plans=False)
+    assert decode(graph, PROMPTS, 10) == wanted
+    assert (graph.steps_as_graph, graph.steps_planned) == (10, 0)
+    weights = {id(t.untyped_storage()) for p in (programs.body, programs.head) for t in p.weights.values()}
+    worker.close()
+    (planned,), worker, record = task_runner(programs)
+    assert decode(planned, PROMPTS, 10) == wanted, "the dynamic graph is the plan's oracle"
+    assert planned.steps_planned >= 6 and planned.steps_planned + planned.steps_as_graph == 10
+    record.operations.clear()
+    planned_before = planned.steps_planned
+    assert decode(planned, PROMPTS, 10) == wanted
+    assert planned.steps_planned == planned_before + 9, "only the prefill is a graph now"
+    assert record.names()[-2:] == ["run", "copy_from"], "a step is one message and its result"
+    uploads = [name for name in record.names() if name == "copy_to"]
+    assert len(uploads) < 10 < len(weights), "no weight went up again"
+    worker.close()
+
+
+def test_two_children_run_two_models_by_data_parallelism(tmp_path: Path) -> None:
+    programs = programs_of("llama", tmp_path)
+    (first, second), worker, record = task_runner(programs, children=2)
+    wanted = decode(first, PROMPTS, 8)
+    assert decode(second, PROMPTS[::-1], 8) == wanted[::-1]
+    assert {who for who, name, _ in record.operations if name == "run"} == {"w0", "w1"}
+    worker.close()
+
+
+def test_an_engine_runs_on_tasks(tmp_path: Path) -> None:
+    programs = programs_of("llama", tmp_path)
+    config = programs.config
+    cache = PagedKVCache(layer_shapes(programs.model), 40, 4, F32, programs.device)
+    (tasks,), worker, _ = task_runner(programs)
+    found = []
+    for runner in (Runner(programs, cache, Profile()), tasks):
+        engine = Engine(runner, config)  # type: ignore[arg-type]
+        tokens: dict[str, list[int]] = {}
+        for i, prompt in enumerate(PROMPTS):
+            name = str(i)
+            tokens[name] = []
+
+            def hear(delta: Delta, seen: list[int] = tokens[name]) -> None:
+                seen.extend(delta.token_ids)
+
+            params = SamplingParams(temperature=0.0, max_tokens=6)
+            engine.add(Request(name, 0, prompt, params, 0, 6, frozenset(), hear, None))
+        while engine.has_work:
+            engine.step()
+        found.append(tokens)
+    assert found[0] == found[1]
+    assert all(len(one) == 6 for one in found[1].values())
+    worker.close()
+
+
+def test_a_plan_gives_what_its_graph_gives_and_is_one_message() -> None:
+    worker, record = recording_worker(3)
+    x, weight, host = numbers(), numbers(), torch.empty(4)
+    total = worker.malloc((4,), F32)
+    worker.copy_to(total, torch.zeros(4))
+
+    def graph() -> None:
+        made = worker.submit_next_level(DOUBLE, TaskArgs(x=worker.defer(x), y=Allocate((4,), F32)))["y"]
+        worker.submit_next_level(ADD_INTO, TaskArgs(x=made, y=total, amount=0.5))
+        worker.submit_next_level(GROW, TaskArgs(x=total, amount=1.0))
+        worker.copy_from(total, host)
+
+    with worker.record([x]) as recording:
+        graph()
+    plan = recording.plan
+    assert host.tolist() == [3.5, 5.5, 7.5, 9.5]
+    for value in (1.0, 20.0):
+        x.fill_(value)
+        with worker.orchestrate():
+            graph()
+        wanted = host.clone()
+        host.zero_()
+        record.operations.clear()
+        plan.run()
+        assert torch.equal(host, wanted)
+        assert record.names() == ["run", "copy_from"]
+    worker.free(total)
+    with pytest.raises(PlanError, match="memory that it uses was freed"):
+        plan.run()
+    buffers = worker.contexts[0].buffers
+    plan.drop()
+    assert worker.contexts[0].buffers == buffers - 1, "what the plan owned is given back"
+    assert weight.tolist() == [1, 2, 3, 4]
+    worker.close()
+
+
+def test_a_plan_is_stale_with_new_weights_or_a_new_generation() -> None:
+    worker, _ = recording_worker(3)
+    x, weight = numbers(), numbers()
+    out = worker.malloc((4,), F32)
+    with worker.record([x]) as recording:
+        worker.submit_next_level(DOUBLE_INTO, TaskArgs(x=worker.defer(weight, name="head"), y=out))
+        worker.submit_next_level(ADD_INTO, TaskArgs(x=worker.defer(x), y=out, amount=0.0))
+    recording.plan.run()
+    weight.add_(1)
+    with pytest.raises(PlanError, match="head has new contents"):
+        recording.plan.run()
+    endpoint_of(worker).die(restart=True)
+    with pytest.raises(PlanError, match="was restarted"):
+        recording.plan.run()
+    worker.close()
+
+
+def test_what_a_plan_cannot_do_is_refused_when_it_is_recorded() -> None:
+    worker, _ = recording_worker(3, 2)
+    x, out, far = numbers(), worker.malloc((4,), F32), worker.malloc((4,), F32, 1)
+    with pytest.raises(PlanError, match="one worker"), worker.record([x]):
+        worker.submit_next_level(DOUBLE_INTO, TaskArgs(x=worker.defer(x), y=out))
+        worker.submit_next_level(DOUBLE_INTO, TaskArgs(x=worker.defer(x), y=far), 1)
+    with pytest.raises(PlanError, match="only declared inputs"), worker.record([x]):
+        worker.copy_to(out, numbers())
+    with pytest.raises(PlanError, match="at least one task"), worker.record([x]):
+        pass
+    unused = numbers()
+    with pytest.raises(PlanError, match="1 declared inputs were given to no"), worker.record([x, unused]):
+        worker.submit_next_level(DOUBLE_INTO, TaskArgs(x=worker.defer(x), y=out))
+    with pytest.raises(PlanError, match="after its last task"), worker.record([x]):
+        worker.submit_next_level(DOUBLE_INTO, TaskArgs(x=worker.defer(x), y=out))
+        worker.copy_from(out, torch.empty(4))
+        worker.submit_next_level(GROW, TaskArgs(x=out, amount=1.0))
+    before = worker.contexts[0].buffers
+    with pytest.raises(PlanError, match="after the body"), worker.record([x]) as recording:
+        worker.submit_next_level(DOUBLE, TaskArgs(x=worker.defer(x), y=Allocate((4,), F32)))
+        _ = recording.plan
+    assert worker.contexts[0].buffers == before, "a failed recording keeps nothing"
+    worker.close()
