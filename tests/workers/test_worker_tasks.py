@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -373,3 +375,11 @@ def test_sub_children_run_plain_python() -> None:
     assert found.tolist() == [2, 4, 6, 8]
     assert [context.name for context in worker.contexts] == ["chip", "host"]
     worker.close()
+
+
+def test_the_example_of_the_page_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "worker-tasks.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    exec(compile(code, page.name, "exec"), {})
+    (said,) = re.findall(r"print\(.*\)  # (.*)", code)
+    assert capsys.readouterr().out.strip() == said

@@ -193,8 +193,9 @@ class Orchestration:
             node.after.append(after)
 
     def _note(self, calls: Sequence[_Call]) -> None:
-        for call in calls if self._recorder is not None else ():
-            assert self._recorder is not None
+        if self._recorder is None:
+            return
+        for call in calls:
             for tensor, _ in call.deferred:
                 self._recorder.tensor(call.member, tensor)
             self._recorder.call(call.member, call.digest, call.arguments)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from piecework.devices import make_device
+from piecework.graph.program import Program
 from piecework.kvcache import DUMMY_PAGE, LayerShape
 from piecework.profile import Profile
 from piecework.runner.batch import BatchInputs, BatchItem, ItemResult, build_inputs
@@ -145,19 +146,23 @@ class TaskRunner:
         given: dict[str, Value] = {
             name: worker.defer(t, name=name) for name, t in bucket.inputs.items() if name != "rows"
         }
-        weights = {f"weight:{n}": worker.defer(t, name=n) for n, t in self._body.weights.items()}
         tokens = bucket.inputs["input_ids"].shape[0]
         hidden = Allocate((tokens, self._hidden), self._dtype)
-        args = TaskArgs({**weights, **given, **self._kv, "hidden": hidden, "longest": longest})
+        args = TaskArgs(
+            {**self._weights(self._body), **given, **self._kv, "hidden": hidden, "longest": longest}
+        )
         made = worker.submit_next_level(self._functions.body, args, self._child)["hidden"]
         if bucket.logits.shape[0] == 0:
             return
         logits = worker.defer(bucket.logits, upload=False, name="logits")
         rows = worker.defer(bucket.inputs["rows"], name="rows")
-        weights = {f"weight:{n}": worker.defer(t, name=n) for n, t in self._head.weights.items()}
-        args = TaskArgs({**weights, "hidden": made, "rows": rows, "logits": logits})
+        args = TaskArgs({**self._weights(self._head), "hidden": made, "rows": rows, "logits": logits})
         worker.submit_next_level(self._functions.head, args, self._child)
         worker.copy_from(logits, bucket.logits, self._child)
+
+    def _weights(self, program: Program) -> dict[str, Value]:
+        defer = self._worker.defer
+        return {f"weight:{name}": defer(tensor, name=name) for name, tensor in program.weights.items()}
 
     def _values(self, inputs: BatchInputs, rows: Sequence[int]) -> dict[str, Tensor]:
         found = {"input_ids": inputs.input_ids, "positions": inputs.positions}
