@@ -141,6 +141,12 @@ class Worker:
         self.close()
 
     @property
+    def healthy(self) -> bool:
+        """Whether it is started and not closed, and nobody below is gone."""
+        alive = [member.alive(member.endpoint.generation) for member in self._members]
+        return not self._closed and bool(alive) and all(alive)
+
+    @property
     def contexts(self) -> tuple[Context, ...]:
         """What is known of each child, the plain Python ones last."""
         return tuple(
