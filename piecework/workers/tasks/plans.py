@@ -61,7 +61,8 @@ class Recorder:
         self._on(member)
         resident = member.residents[tensor.id]
         if tensor.id not in self.inputs:
-            self.weights[tensor.id] = (tensor, resident)
+            if tensor.upload:  # else the host's contents are not what tasks read
+                self.weights[tensor.id] = (tensor, resident)
         elif tensor.id not in self.fed:
             whole = tensor.bytes()
             self.fed[tensor.id] = Input(

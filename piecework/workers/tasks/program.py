@@ -48,7 +48,8 @@ class BodyCall:
         (hidden,), cache = _split(rest, 1)
         layers = len(cache) // 2
         attend = PagedAttention(self._specs, TaskCache(cache[:layers], cache[layers:]), self._order)
-        metadata = AttentionMetadata(*index, longest)
+        slots, table, starts, lengths = index
+        metadata = AttentionMetadata(slots, table, starts, lengths, longest)
 
         def fill(layer: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor) -> None:
             attend(layer, q, k, v, out, metadata)

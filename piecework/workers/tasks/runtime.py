@@ -1,4 +1,4 @@
-"""The worker of a process: it lives across programs, until another runtime is wanted, a fault, or the close."""
+"""The worker of a process: it lives across programs, until a switch, a fault, or the close."""
 
 from __future__ import annotations
 
