@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from programs import random_model
+from torch import Tensor
 from worker_rig import recording_worker
 
 from piecework.config import EngineConfig
@@ -22,8 +23,13 @@ from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import SamplingParams
+from piecework.workers.tasks.arguments import Allocate, TaskArgs
+from piecework.workers.tasks.functions import Function
+from piecework.workers.tasks.inline import inline
+from piecework.workers.tasks.nested import Nested
 from piecework.workers.tasks.recording import Record
 from piecework.workers.tasks.step import Pages, StepFunctions, TaskRunner
+from piecework.workers.tasks.tags import Tag
 from piecework.workers.tasks.worker import Worker
 
 PAGES = Pages(40, 4)
@@ -126,3 +132,24 @@ def test_an_engine_runs_on_tasks(tmp_path: Path) -> None:
     assert found[0] == found[1]
     assert all(len(one) == 6 for one in found[1].values())
     worker.close()
+
+
+def test_a_level_4_worker_runs_steps_on_two_workers_of_level_3(tmp_path: Path) -> None:
+    programs = programs_of("llama", tmp_path)
+    functions = StepFunctions.of(programs)
+
+    def complete(worker: Worker, prompt: Tensor, tokens: Tensor) -> None:
+        runner = TaskRunner(worker, 0, programs, functions, PAGES)
+        tokens.copy_(torch.tensor(decode(runner, [prompt.tolist()], len(tokens))[0]))
+
+    function = Function.of(complete, "a model", skip=1, prompt=Tag.INPUT, tokens=Tag.OUTPUT)
+    nodes = [Worker(3, [inline(name=n)], functions=[functions.body, functions.head]) for n in ("a0", "b0")]
+    children = [Nested(node, name) for node, name in zip(nodes, "ab", strict=True)]
+    found = [torch.empty(8, dtype=torch.int64) for _ in nodes]
+    with Worker(4, children, functions=[function]) as top, top.orchestrate():
+        for number, prompt in enumerate(PROMPTS[:2]):
+            args = TaskArgs(prompt=top.defer(torch.tensor(prompt)), tokens=Allocate((8,), torch.int64))
+            top.copy_from(top.submit_next_level(function, args, number)["tokens"], found[number])
+    cache = PagedKVCache(layer_shapes(programs.model), 40, 4, F32, programs.device)
+    runner = Runner(programs, cache, Profile())
+    assert [one.tolist() for one in found] == [decode(runner, [p], 8)[0] for p in PROMPTS[:2]]
