@@ -71,7 +71,7 @@ def recording_worker(
 
 def endpoint_of(worker: Worker, number: int = 0) -> RecordingEndpoint:
     """The recording endpoint of a child."""
-    endpoint = worker._members[number].endpoint
+    endpoint = worker._roster.members[number].endpoint
     assert isinstance(endpoint, RecordingEndpoint)
     return endpoint
 

@@ -10,33 +10,21 @@ from dataclasses import dataclass
 import torch
 
 from piecework.errors import ConfigError, PieceworkError
-from piecework.profile import now
 from piecework.workers.tasks.arguments import TaskArgs
 from piecework.workers.tasks.deferred import Deferred, TensorIds
 from piecework.workers.tasks.functions import Function, Functions
-from piecework.workers.tasks.handles import Handle, HandleError, check_size
+from piecework.workers.tasks.handles import Handle, check_size
 from piecework.workers.tasks.inline import inline
 from piecework.workers.tasks.limits import Limits, Rings
 from piecework.workers.tasks.members import Child, Member
 from piecework.workers.tasks.orchestration import Orchestration
 from piecework.workers.tasks.plans import Plan, PlanError, Recorder
 from piecework.workers.tasks.residents import collect
+from piecework.workers.tasks.roster import Context, Roster
 from piecework.workers.tasks.tags import Tag
 
 CHIP, NODE, RACK = LEVELS = (2, 3, 4)
 """One device; workers of devices; workers of those."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a worker knows of one of those below it."""
-
-    name: str
-    generation: int
-    level: int
-    pid: int | None
-    buffers: int
-    limits: Limits
 
 
 @dataclass
@@ -95,8 +83,7 @@ class Worker:
         self.functions = Functions(functions)
         self.limits = limits or Limits()
         self._rings = Rings(self.limits)
-        self._children, self._subs = tuple(children), tuple(subs)
-        self._members: list[Member] = []
+        self._roster = Roster(children, subs)
         self._ids = TensorIds()
         self._lock = threading.Lock()
         self._owner: int | None = None
@@ -106,33 +93,19 @@ class Worker:
     def start(self) -> Worker:
         """Start all children; a second call does nothing. When one doesn't start, the others are closed."""
         self._check_open()
-        if self._members:
+        if self._roster.members:
             return self
-        calls = self.functions.close()
         try:
-            for child in (*self._children, *self._subs):
-                self._members.append(Member(child(calls)))
+            self._roster.start(self.functions.close())
         except BaseException:
             self.close()
             raise
-        names = [member.name for member in self._members]
-        if len(set(names)) < len(names):
-            self.close()
-            raise ConfigError("children", names, "names of their own")
         return self
 
     def close(self, deadline: float = 5.0) -> None:
         """End all workers below, within `deadline` seconds for all; what runs fails. May be repeated."""
         self._closed = True
-        until = now() + deadline
-        closers = [
-            threading.Thread(target=member.endpoint.close, args=(deadline,), daemon=True)
-            for member in self._members
-        ]
-        for closer in closers:
-            closer.start()
-        for closer in closers:
-            closer.join(max(until - now(), 0.0) + 0.5)  # each keeps the deadline by itself
+        self._roster.close(deadline)
 
     def __enter__(self) -> Worker:
         return self.start()
@@ -143,23 +116,13 @@ class Worker:
     @property
     def healthy(self) -> bool:
         """Whether it is started and not closed, and nobody below is gone."""
-        alive = [member.alive(member.endpoint.generation) for member in self._members]
-        return not self._closed and bool(alive) and all(alive)
+        return not self._closed and self._roster.healthy
 
     @property
     def contexts(self) -> tuple[Context, ...]:
         """What is known of each child, the plain Python ones last."""
-        return tuple(
-            Context(
-                member.name,
-                member.endpoint.generation,
-                self.level - 1 if self.level > CHIP else CHIP,
-                getattr(member.endpoint, "pid", None),
-                len(member.memory.buffers(member.endpoint.generation)),
-                self.limits,
-            )
-            for member in self._members
-        )
+        below = self.level - 1 if self.level > CHIP else CHIP
+        return self._roster.contexts(below, self.limits)
 
     @property
     def high_water(self) -> dict[str, list[int]]:
@@ -193,7 +156,7 @@ class Worker:
             recording.made = Plan(recorder)
         except BaseException:
             for handle in recorder.owned:
-                self._named(handle.worker).discard(handle, "its recording failed")
+                self._roster.named(handle.worker).discard(handle, "its recording failed")
             raise
 
     @contextmanager
@@ -202,11 +165,11 @@ class Worker:
         if self._owner == threading.get_ident():
             raise PieceworkError("this thread orchestrates already; open a scope inside it")
         with self._lock:
-            run = self._run = Orchestration(self._members, self._rings, recorder)
+            run = self._run = Orchestration(self._roster.members, self._rings, recorder)
             self._owner = threading.get_ident()
             try:
                 for ident in self._ids.expired():
-                    for member in self._members:
+                    for member in self._roster.members:
                         collect(member, [ident])
                 yield
             except BaseException as error:
@@ -230,7 +193,7 @@ class Worker:
     def submit_next_level(self, function: Function, args: TaskArgs, worker: int = 0) -> Mapping[str, Handle]:
         """Submit a task to a worker of the next level; returns its allocated outputs by parameter."""
         self._check_level("submit_next_level")
-        return self._submit(function, [args], [self._child(worker)])[0]
+        return self._submit(function, [args], [self._roster.child(worker)])[0]
 
     def submit_group(
         self, function: Function, args: Sequence[TaskArgs], workers: Sequence[int]
@@ -239,18 +202,18 @@ class Worker:
         self._check_level("submit_group")
         if len(args) != len(workers) or not workers or len(set(workers)) < len(workers):
             raise ConfigError("workers", list(workers), f"{len(args)} different ones, as there are arguments")
-        return self._submit(function, args, [self._child(worker) for worker in workers])
+        return self._submit(function, args, [self._roster.child(worker) for worker in workers])
 
     def submit_sub(self, function: Function, args: TaskArgs, sub: int = 0) -> Mapping[str, Handle]:
         """Submit a task to a plain Python child."""
-        return self._submit(function, [args], [self._sub(sub)])[0]
+        return self._submit(function, [args], [self._roster.sub(sub)])[0]
 
     def run(self, function: Function, args: TaskArgs) -> None:
         """Run a task on this worker's own device, and wait for it."""
         if self.level != CHIP:
             raise ConfigError("level", self.level, "2 for `run`; from 3 on there is run_next_level")
         with self._orchestrated():
-            self._submit(function, [args], [self._child(0)])
+            self._submit(function, [args], [self._roster.child(0)])
 
     def run_next_level(self, function: Function, args: TaskArgs, worker: int = 0) -> None:
         """Run a task on a worker of the next level and wait for it; on level 2 it is `run`."""
@@ -263,30 +226,30 @@ class Worker:
     def malloc(self, shape: Sequence[int], dtype: torch.dtype, worker: int | str = 0) -> Handle:
         """Allocate a tensor on a worker; it stays until it is freed, or the worker ends."""
         with self._orchestrated():
-            member = self._child(worker) if isinstance(worker, int) else self._named(worker)
+            member = self._roster.child(worker) if isinstance(worker, int) else self._roster.named(worker)
             generation, buffer = member.malloc(check_size(shape, dtype))
             return Handle(member.name, generation, buffer, tuple(shape), dtype)
 
     def free(self, handle: Handle) -> None:
         """Give back the buffer of a handle, once nobody uses it; handles of it are refused at once."""
         with self._orchestrated() as run:
-            run.free(self._named(handle.worker), handle)
+            run.free(self._roster.named(handle.worker), handle)
 
     def keep(self, handle: Handle) -> None:
         """Let an output outlive its scope; it stays until it is freed."""
-        self._current().keep(self._named(handle.worker), handle)
+        self._current().keep(self._roster.named(handle.worker), handle)
 
     def copy_to(self, target: Handle, source: torch.Tensor) -> None:
         """Copy a dense CPU tensor of the handle's shape and dtype to it."""
         with self._orchestrated() as run:
-            run.copy_to(self._named(target.worker), target, source)
+            run.copy_to(self._roster.named(target.worker), target, source)
 
     def copy_from(self, source: Handle | Deferred, target: torch.Tensor, worker: int = 0) -> None:
         """Copy to a dense CPU tensor; `worker` says where a deferred tensor's device memory is."""
         with self._orchestrated() as run:
             if isinstance(source, Deferred):
-                source = run.resolve(self._child(worker), source, Tag.INPUT)
-            run.copy_from(self._named(source.worker), source, target)
+                source = run.resolve(self._roster.child(worker), source, Tag.INPUT)
+            run.copy_from(self._roster.named(source.worker), source, target)
 
     def defer(
         self,
@@ -323,23 +286,6 @@ class Worker:
             raise PieceworkError("tasks are submitted inside `with worker.orchestrate()`")
         return self._run
 
-    def _child(self, number: int) -> Member:
-        count = len(self._children)
-        if isinstance(number, bool) or not 0 <= number < count:
-            raise HandleError("worker", number, f"0 to {count - 1}")
-        return self._members[number]
-
-    def _sub(self, number: int) -> Member:
-        if not 0 <= number < len(self._subs):
-            raise HandleError("sub", number, f"one of the {len(self._subs)} plain Python children")
-        return self._members[len(self._children) + number]
-
-    def _named(self, name: str) -> Member:
-        for member in self._members:
-            if member.name == name:
-                return member
-        raise HandleError("worker", name, "one of " + ", ".join(m.name for m in self._members))
-
     def _check_level(self, what: str) -> None:
         if self.level == CHIP:
             raise ConfigError("level", self.level, f"at least {NODE} for {what}: a device has no next level")
@@ -350,5 +296,5 @@ class Worker:
 
     def _check_started(self) -> None:
         self._check_open()
-        if not self._members:
+        if not self._roster.members:
             raise PieceworkError("the worker is not started")
