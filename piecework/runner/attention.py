@@ -10,19 +10,19 @@ from torch import Tensor
 from piecework.kvcache import AttentionMetadata
 from piecework.layers.attention import AttentionSpec
 from piecework.ops.attention import paged_attention
+from piecework.ops.attention_int8 import paged_attention_int8
 
 
 class Layers(Protocol):
-    """Keys and values by layer, as PagedKVCache has them."""
+    """A KV cache by layer, as PagedKVCache is one."""
 
     @property
-    def keys(self) -> Sequence[Tensor]:
-        """Keys of each layer."""
+    def key_scales(self) -> Sequence[Tensor]:
+        """Scales of an int8 cache; empty where it is no such one."""
         ...
 
-    @property
-    def values(self) -> Sequence[Tensor]:
-        """Values of each layer."""
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return a layer's keys and values, and in int8 the scales of both."""
         ...
 
 
@@ -44,8 +44,7 @@ class PagedAttention:
             k,
             v,
             out,
-            self._cache.keys[layer],
-            self._cache.values[layer],
+            *self._cache.layer(layer),
             metadata.slots,
             metadata.page_table,
             metadata.query_starts,
@@ -54,4 +53,5 @@ class PagedAttention:
             spec.scale,
             spec.window,
         )
-        paged_attention.resolve(self._order, *args).run(*args)
+        op = paged_attention_int8 if self._cache.key_scales else paged_attention
+        op.resolve(self._order, *args).run(*args)

@@ -26,6 +26,11 @@ class TaskCache:
 
     keys: Sequence[Tensor]
     values: Sequence[Tensor]
+    key_scales: Sequence[Tensor] = ()
+
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return a layer's keys and values, which are floats."""
+        return (self.keys[index], self.values[index])
 
 
 class BodyCall:
