@@ -49,7 +49,8 @@ ALLOWED: dict[str, set[str]] = {
     "capture": {"ops", "devices", "graph", "kvcache"},
     "failsafe": {"devices"},
     "runner": MODEL | BESIDE | PROGRAM | {"devices", "failsafe", "kvcache", "quantization"},
-    "workers": {"devices", "failsafe", "runner"},
+    # A step's tasks are programs over a paged cache, with the kinds of attention that the model has.
+    "workers": {"devices", "failsafe", "runner", "graph", "kvcache", "layers"},
     "explain": MODEL | BESIDE | PROGRAM | RUN,
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -144,6 +145,20 @@ class Program:
     def opaque(cls, model: Callable[..., Any], device: Device, reason: str) -> Program:
         """Make the program of a model that can't be traced: one eager hole, which is the model."""
         return OpaqueProgram(model, device, reason)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The weights by name, in the order of their places."""
+        return {b.name: b.tensor for b in self.bindings if b.tensor is not None}
+
+    def with_weights(self, weights: Sequence[Tensor]) -> Program:
+        """Return the same program on other tensors, in the order of `weights`; nothing else is copied."""
+        other = copy.copy(self)
+        other._template = self._template.copy()
+        places = [i for i, b in enumerate(self.bindings) if b.tensor is not None]
+        for place, tensor in zip(places, weights, strict=True):
+            other._template[place] = tensor
+        return other
 
     def check(self, inputs: Sequence[Tensor]) -> None:
         """Refuse, with a ValueError, inputs of another number, or with more tokens than a run may have."""

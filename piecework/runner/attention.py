@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from torch import Tensor
 
-from piecework.kvcache import AttentionMetadata, PagedKVCache
+from piecework.kvcache import AttentionMetadata
 from piecework.layers.attention import AttentionSpec
 from piecework.ops.attention import paged_attention
 from piecework.ops.attention_int8 import paged_attention_int8
 
 
+class Layers(Protocol):
+    """A KV cache by layer, as PagedKVCache is one."""
+
+    @property
+    def key_scales(self) -> Sequence[Tensor]:
+        """Scales of an int8 cache; empty where it is no such one."""
+        ...
+
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return a layer's keys and values, and in int8 the scales of both."""
+        ...
+
+
 class PagedAttention:
     """Calls `paged_attention` for a layer with that layer's cache; the device's op order chooses how."""
 
-    def __init__(self, specs: Sequence[AttentionSpec], cache: PagedKVCache, op_order: Sequence[str]) -> None:
+    def __init__(self, specs: Sequence[AttentionSpec], cache: Layers, op_order: Sequence[str]) -> None:
         self._specs = specs
         self._cache = cache
         self._order = op_order

@@ -9,7 +9,7 @@ from typing import Protocol
 
 import torch
 
-Scalar = int | float | bool | str
+Scalar = int | float | bool | str | bytes
 
 
 @dataclass(frozen=True)
