@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 from tiny import save_tiny
+from npu_tokens import SIZES, check_equal, run
 
-from piecework import LLM
 from piecework.engine.result import Result
 from piecework.errors import ModelError
-from piecework.graph.counters import Counters
 from piecework.weights.source import resolve
-
-SIZES = [1, 2, 4]
-NEAR_TIE = 2e-3
 
 
 @dataclass(frozen=True)
@@ -55,52 +49,6 @@ MODES = [
     Mode("eager", "eager"),
     Mode("full", "piecewise", "dynamo:eager"),
 ]
-
-
-def prompts(vocabulary: int) -> list[list[int]]:
-    rng = random.Random(3)
-    return [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 16, 1, 40, 33, 90)]
-
-
-def run(
-    model: str, settings: dict[str, Any], vocabulary: int, max_tokens: int, **options: Any
-) -> tuple[list[Result], Counters, int]:
-    """Greedy results for batches that are captured, between two sizes, and above the largest."""
-    with LLM(
-        model,
-        dtype="float32",
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        max_model_len=192,
-        kv_cache_memory=2**25,
-        **settings,
-        **options,
-    ) as llm:
-        results = [
-            result
-            for batch in (1, 3, 6)
-            for result in llm.generate(
-                prompts(vocabulary)[:batch],
-                temperature=0.0,
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                logprobs=2,
-            )
-        ]
-        return results, llm.service.runner.programs.counters, llm.service.model_config.num_layers
-
-
-def check_equal(expected: list[Result], found: list[Result]) -> None:
-    """Same tokens, but for flips at near ties."""
-    flips = 0
-    for want, got in zip(expected, found, strict=True):
-        assert got.finish_reason == "length", got.error
-        for entry, token in zip(want.logprobs, got.token_ids, strict=True):
-            if entry.token_id != token:
-                assert entry.top[0][1] - entry.top[1][1] < NEAR_TIE
-                flips += 1
-                break
-    assert flips <= len(found) // 4
 
 
 @pytest.fixture(scope="module")

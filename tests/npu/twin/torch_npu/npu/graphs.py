@@ -149,5 +149,5 @@ class graph:  # noqa: N801 - as it is named there
         if self._graph.auto_dispatch_capture:  # the mode that is entered last sees a call first
             self._inside.enter_context(self._graph.graph_dispatch_mode)
 
-    def __exit__(self, *error: Any) -> None:
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         self._inside.close()
