@@ -103,12 +103,16 @@ class NpuDevice(Device):
 
     def __init__(self, index: int = 0) -> None:
         if not available():
-            raise ConfigError("device", "npu", "a machine with an Ascend NPU and torch_npu, which isn't there")
+            raise ConfigError(
+                "device", "npu", "a machine with an Ascend NPU and torch_npu, which isn't there"
+            )
         self._package: Any = import_module(PACKAGE)
         self._npu: Any = self._package.npu
         count = self._npu.device_count() if self._npu.is_available() else 0
         if index >= count:
-            allowed = f"npu:0 to npu:{count - 1}" if count else "a machine with an Ascend NPU; torch_npu sees none"
+            allowed = (
+                f"npu:0 to npu:{count - 1}" if count else "a machine with an Ascend NPU; torch_npu sees none"
+            )
             raise ConfigError("device", f"npu:{index}", allowed)
         self._npu.set_device(index)
         # Captures share one stream, since a pool's memory is bound to the stream that it was used on.

@@ -12,7 +12,12 @@ from piecework.devices.sim import SimDevice
 from piecework.errors import ConfigError
 
 GROUP = "piecework.devices"
-_BUILT_IN: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "npu": NpuDevice, "sim": SimDevice}
+_BUILT_IN: dict[str, type[Device]] = {
+    "cpu": CpuDevice,
+    "cuda": CudaDevice,
+    "npu": NpuDevice,
+    "sim": SimDevice,
+}
 
 
 def known_devices() -> list[str]:

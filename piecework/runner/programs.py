@@ -145,7 +145,7 @@ def make_programs(
     programs = Programs(
         model, body, head, device, choices, buffers, counters, head_counters, config, chain, compiler
     )
-    if device.captures:
+    if device.captures and not choices.whole_sizes:
         with profile.time("capture.plan"):
             _plan(programs)
     return programs

@@ -186,7 +186,11 @@ def check_splitting_ops(settings: CompilationConfig) -> None:
             own = ", ".join(sorted(known, key=lambda op: op != ATTENTION))
             raise ConfigError("splitting_ops", name, f"ops that are registered with torch, such as {own}")
     if ATTENTION not in names:
-        raise ConfigError("splitting_ops", list(names), f"a list with {ATTENTION}, which the runner fills in; an empty one with a compiler {PREFIX}<name>")
+        raise ConfigError(
+            "splitting_ops",
+            list(names),
+            f"a list with {ATTENTION}, which the runner fills in; an empty one with a compiler {PREFIX}<name>",
+        )
 
 
 def compiler_name(name: str, device: Device) -> str:

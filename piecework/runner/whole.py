@@ -9,7 +9,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from piecework.capture.buffers import StaticBuffers
-from piecework.compile.base import CompileContext, CompiledPiece, Compiler, CompileError
+from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler
 from piecework.graph.program import Program
 from piecework.graph.whole import INDEX, with_paged_attention
 from piecework.kvcache import AttentionMetadata, PagedKVCache

@@ -101,11 +101,7 @@ def npu_quant_matmul(
     bias: Tensor | None = None,
     output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    assert (
-        x1.dtype == x2.dtype == torch.int8
-        and x1.dim() == 2
-        and output_dtype in TYPES
-    )
+    assert x1.dtype == x2.dtype == torch.int8 and x1.dim() == 2 and output_dtype in TYPES
     assert scale.shape in ((1,), (x2.shape[1],)) and scale.dtype == torch.float32
     y = (x1.long() @ x2.long()).int()
     if bias is not None:

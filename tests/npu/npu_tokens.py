@@ -11,6 +11,8 @@ from piecework.engine.result import Result
 from piecework.graph.counters import Counters
 
 SIZES = [1, 2, 4]
+VOCABULARY = 320
+"""Of the tiny models."""
 NEAR_TIE = 2e-3
 
 
@@ -23,9 +25,8 @@ def run(
     model: str,
     settings: dict[str, Any],
     vocabulary: int,
-    max_tokens: int,
+    max_tokens: int = 8,
     batches: Sequence[int] = (1, 3, 6),
-    **options: Any,
 ) -> tuple[list[Result], Counters, int]:
     """Greedy results of some batches, the counters of the body, and the number of layers."""
     with LLM(
@@ -36,7 +37,6 @@ def run(
         max_model_len=192,
         kv_cache_memory=2**25,
         **settings,
-        **options,
     ) as llm:
         results = [
             result

@@ -110,13 +110,15 @@ def test_a_length_that_is_not_updated_is_caught(captured: tuple[Step, NpuGraph])
 
 def test_what_cannot_be_updated_is_refused(captured: tuple[Step, NpuGraph], npu: NpuDevice) -> None:
     step, graph = captured
-    with pytest.raises(CaptureError, match="slots is no host argument of this graph; it has: context_lengths"):
+    with pytest.raises(
+        CaptureError, match="slots is no host argument of this graph; it has: context_lengths"
+    ):
         graph.update({"slots": step.slots})
     with pytest.raises(CaptureError, match="context_lengths must be on the host"):
         graph.update({"context_lengths": torch.empty(3, device="meta")})
     x = npu.zeros((4,), torch.float32)
     plain, y = npu.capture(lambda: x + 1, npu.new_pool())
-    with pytest.raises(CaptureError, match="context_lengths is no host argument of this graph; it has: none"):
+    with pytest.raises(CaptureError, match="query_starts is no host argument of this graph; it has: none"):
         plain.update(step.load([1, 1]))
     x.fill_(2)
     plain.replay()
@@ -166,14 +168,19 @@ def test_no_more_graphs_than_there_is_room_for(npu: NpuDevice, monkeypatch: pyte
     npu.capture(lambda: x + 1, pool)
 
 
-@pytest.mark.parametrize(("layers", "pieces"), [(30, 31), (64, 65)])
+@pytest.mark.parametrize("layers", [30, 64])
 @pytest.mark.parametrize("decode", ["full", "piecewise"])
-def test_default_sizes_fit_the_budget(layers: int, pieces: int, decode: str, npu: NpuDevice) -> None:
+def test_default_sizes_fit_the_budget(layers: int, decode: str, npu: NpuDevice) -> None:
+    pieces = layers + 1
     wanted = CaptureOptions(decode, "piecewise", DECODE_SIZES, PREFILL_SIZES)  # type: ignore[arg-type]
-    plan = plan_captures(wanted.wishes(layers + 1), graph_budget=npu.graph_budget)
-    counted = len(plan.sizes["piecewise"]) * pieces + sum(len(plan.sizes.get(n, ())) for n in ("full", "head"))
+    plan = plan_captures(wanted.wishes(pieces), graph_budget=npu.graph_budget)
+    counted = len(plan.sizes["piecewise"]) * pieces + sum(
+        len(plan.sizes.get(n, ())) for n in ("full", "head")
+    )
     assert plan.graphs == counted <= 1800
-    assert plan.dropped and all("room for 1800 graphs" in drop.reason for drop in plan.dropped)
+    asked = sum(len(wish.sizes) * wish.graphs_per_size for wish in wanted.wishes(pieces))
+    assert bool(plan.dropped) == (asked > 1800)
+    assert all("room for 1800 graphs" in drop.reason for drop in plan.dropped)
     assert max(plan.sizes["piecewise"]) == 4096
     if decode == "full":
         assert plan.sizes["full"] == DECODE_SIZES
@@ -188,8 +195,13 @@ def test_tensors_lie_in_the_device_and_lengths_on_the_host(npu: NpuDevice, twin:
     found = build_inputs(items, PAGE, npu)
     on_device = (found.input_ids, found.positions, found.metadata.slots, found.metadata.page_table)
     assert all(twin.memory.holds(t) for t in on_device)
-    assert not any(twin.memory.holds(t) for t in (found.metadata.query_starts, found.metadata.context_lengths))
-    assert found.metadata.slots.dtype == torch.int32 and found.metadata.slots.tolist() == [2 * PAGE + 2, 3 * PAGE]
+    assert not any(
+        twin.memory.holds(t) for t in (found.metadata.query_starts, found.metadata.context_lengths)
+    )
+    assert found.metadata.slots.dtype == torch.int32 and found.metadata.slots.tolist() == [
+        2 * PAGE + 2,
+        3 * PAGE,
+    ]
     free = npu.free_memory()
     kept = npu.zeros((1000,), torch.float32)
     assert free - npu.free_memory() >= kept.nbytes

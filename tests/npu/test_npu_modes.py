@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from npu_tokens import SIZES, VOCABULARY, check_equal, run
 from tiny import save_tiny
-from npu_tokens import SIZES, check_equal, run
 
-from piecework.engine.result import Result
+from piecework import LLM
+from piecework.devices.sim.memory import SimMemory
 from piecework.errors import ModelError
 from piecework.weights.source import resolve
 
@@ -28,7 +29,6 @@ class Mode:
             "compiler": self.compiler,
             "decode_graph": self.decode,
             "prefill_graph": self.prefill,
-            "strict": False,
         }
         if self.decode != "eager":
             config["decode_capture_sizes"] = SIZES
@@ -38,7 +38,10 @@ class Mode:
 
     def captures(self, layers: int) -> int:
         """Graphs of the body: sizes for a full decode, a graph per piece and size for pieces."""
-        sizes = {*(SIZES if self.decode == "piecewise" else ()), *([4, 16, 48] if self.prefill != "eager" else ())}
+        sizes = {
+            *(SIZES if self.decode == "piecewise" else ()),
+            *([4, 16, 48] if self.prefill != "eager" else ()),
+        }
         return len(sizes) * (layers + 1) + (len(SIZES) if self.decode == "full" else 0)
 
 
@@ -51,34 +54,76 @@ MODES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return {
-        name: str(save_tiny(tmp_path_factory.mktemp(name), name, num_hidden_layers=2))
-        for name in ("qwen3", "qwen3_moe")
-    }
+SLOW = pytest.mark.slow
+CASES = [
+    pytest.param(mode, kind, quantization, marks=[] if (kind, mode) == ("qwen3", MODES[0]) else SLOW)
+    for kind, quantization in (("qwen3", "auto"), ("qwen3_moe", "auto"), ("qwen3", "w8a8-dynamic"))
+    for mode in MODES
+]
 
 
-@pytest.fixture(scope="module")
-def expected(models: dict[str, str]) -> dict[tuple[str, str], list[Result]]:
-    made = {}
-    for name, quantization in (("qwen3", "auto"), ("qwen3_moe", "auto"), ("qwen3", "w8a8-dynamic")):
-        options = {"quantization": quantization}
-        made[name, quantization], _, _ = run(models[name], {"device": "cpu"}, 320, 10, **options)
-    return made
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-@pytest.mark.parametrize(
-    ("name", "quantization"), [("qwen3", "auto"), ("qwen3_moe", "auto"), ("qwen3", "w8a8-dynamic")]
-)
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("mode", "kind", "quantization"), CASES, ids=str)
 def test_tokens_are_those_of_the_eager_engine(
-    mode: Mode, name: str, quantization: str, models: Any, expected: Any, twin: Any, float32: None
+    mode: Mode, kind: str, quantization: str, tiny_path: Any, expected: Any, twin: Any, float32: None
 ) -> None:
-    found, counters, layers = run(models[name], mode.settings(), 320, 10, quantization=quantization)
-    check_equal(expected[name, quantization], found)
+    wanted = expected(kind, quantization)
+    found, counters, layers = run(
+        tiny_path(kind), {**mode.settings(), "quantization": quantization}, VOCABULARY
+    )
+    check_equal(wanted, found)
     assert counters.captures == mode.captures(layers)
     assert (counters.replays > 0) == (mode.captures(layers) > 0)
     assert (counters.pieces, counters.holes) == (layers + 1, layers)
     assert counters.recompiles == counters.compile_failures == 0
-    assert "npu_fused_infer_attention_score" in twin.called
+    assert {"npu_fused_infer_attention_score", *CALLED[kind, quantization]} <= twin.called
+
+
+CALLED = {
+    ("qwen3", "auto"): {"npu_add_rms_norm", "npu_rotary_mul", "npu_swiglu"},
+    ("qwen3_moe", "auto"): {"npu_add_rms_norm", "npu_grouped_matmul"},
+    ("qwen3", "w8a8-dynamic"): {"npu_quant_matmul", "npu_add_rms_norm_dynamic_quant"},
+}
+"""What of the library each model must have run."""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+def test_the_default_model(mode: Mode, twin: Any, float32: None) -> None:
+    try:
+        resolve("smollm2-135m")
+    except ModelError as error:
+        pytest.skip(f"the default model can't be had here: {error}")
+    wanted, _, _ = run("smollm2-135m", {"device": "cpu"}, 49152, 32)
+    twin.memory = SimMemory(3 << 29)
+    found, counters, layers = run("smollm2-135m", mode.settings(), 49152, 32)
+    check_equal(wanted, found)
+    assert counters.captures == mode.captures(layers) and counters.replays > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("layers", [30, 64])
+def test_deep_models_stay_within_the_budget(
+    layers: int, tmp_path: Any, twin: Any, float32: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Default sizes of a model with so many layers, all captured."""
+    model = str(save_tiny(tmp_path, "qwen3", num_hidden_layers=layers, hidden_size=32, intermediate_size=32))
+    config = {"compiler": "eager", "decode_graph": "piecewise"}
+    with LLM(
+        model,
+        device="npu",
+        dtype="float32",
+        page_size=128,
+        max_num_seqs=64,
+        max_num_batched_tokens=256,
+        max_model_len=256,
+        kv_cache_memory=2**26,
+        compilation_config=config,
+    ) as llm:
+        programs = llm.service.runner.programs
+        assert programs.plan is not None
+        assert twin.graphs == programs.plan.graphs <= 1800
+        assert bool(programs.plan.dropped) == (layers == 64)
+    assert ("room for 1800 graphs" in caplog.text) == (layers == 64)

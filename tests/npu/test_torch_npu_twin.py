@@ -69,7 +69,9 @@ def test_attention_that_cannot_be_updated_is_found(release: str) -> None:
 def test_a_changed_twin_is_found(release: str) -> None:
     twin = twin_sources()
     changed = {**twin, UTILS: twin[UTILS].replace("def stream(stream:", "def stream(on:")}
-    assert any("stream(stream), not (on)" in line for line in differences(wheel_sources(download(release)), changed))
+    assert any(
+        "stream(stream), not (on)" in line for line in differences(wheel_sources(download(release)), changed)
+    )
 
 
 def test_every_public_name_of_the_twin_is_compared() -> None:

@@ -44,9 +44,7 @@ class Recorder(TorchDispatchMode):
     the record knows nothing.
     """
 
-    def __init__(
-        self, memory: SimMemory, pool: Pool, host_arguments: bool, host_reads: bool = False
-    ) -> None:
+    def __init__(self, memory: SimMemory, pool: Pool, host_arguments: bool, host_reads: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches: list[Launch] = []
         self._memory = memory

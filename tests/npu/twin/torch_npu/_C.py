@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+
 from torch_npu._machine import machine
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import fake_torch_npu
 import torch
 from torch import Tensor
+
 from torch_npu._machine import DEVICE, machine
 
 _FREE_SIZES = {"npu_fused_infer_attention_score": lambda query, *_, **__: (query.clone(), query.new_empty(1))}

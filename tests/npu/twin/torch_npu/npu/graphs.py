@@ -7,12 +7,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch_npu._machine import GRAPHS, machine
-from torch_npu.npu.streams import Stream
-from torch_npu.npu.utils import current_stream, stream, synchronize
 
 from piecework.devices.sim.graph import Launch, SimGraph
 from piecework.devices.sim.record import Recorder
+from torch_npu._machine import GRAPHS, machine
+from torch_npu.npu.streams import Stream
+from torch_npu.npu.utils import current_stream, stream, synchronize
 
 _UPDATABLE = ("npu_fused_infer_attention_score.default",)
 
@@ -123,7 +123,7 @@ def _count_down() -> None:
     machine().graphs -= 1
 
 
-class graph:  # noqa: N801 - as it is named there
+class graph:
     """Captures what runs inside."""
 
     def __init__(
