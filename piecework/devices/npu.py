@@ -195,7 +195,7 @@ class NpuDevice(Device):
         return result
 
     def capture(self, fn: Callable[[], T], pool: Any) -> tuple[CapturedGraph, T]:
-        """Record what `fn` launches, with every call whose host arguments can be updated as a task of its own.
+        """Record what `fn` launches, with each call whose host arguments can change as a task of its own.
 
         Nothing runs: the first replay would wait for an update.
         """

@@ -76,7 +76,7 @@ def _arguments(node: fx.Node) -> dict[str, Any]:
 
 
 def _placeholder(graph: fx.Graph, name: str, tensor: Tensor, rows: Tensor) -> fx.Node:
-    """Add an input like `tensor`; an index tensor has as many rows as the step, which the graph keeps open."""
+    """Add an input like `tensor`; an index tensor has a row for each of the step, however many."""
     node = graph.placeholder(name.replace(".", "_"))
     shape: tuple[Any, ...] = tuple(tensor.shape)
     if name in INDEX:

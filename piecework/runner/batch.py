@@ -94,11 +94,13 @@ def build_inputs(items: Sequence[BatchItem], page_size: int, device: Device) -> 
     def host(values: NDArray[np.integer]) -> Tensor:
         return torch.from_numpy(values.astype(np.int32, copy=False))
 
-    placed = [device.place(host(values)) for values in (slots, table)]
-    lengths_of = [host(values) for values in (starts, contexts)]
-    if device.lengths == "device":
-        lengths_of = [device.place(values) for values in lengths_of]
-    metadata = AttentionMetadata(*placed, *lengths_of, max_query_length=longest)
+    def placed(values: NDArray[np.integer]) -> Tensor:
+        return device.place(host(values))
+
+    lengths_of = placed if device.lengths == "device" else host
+    metadata = AttentionMetadata(
+        placed(slots), placed(table), lengths_of(starts), lengths_of(contexts), longest
+    )
     input_ids, places = (device.place(torch.from_numpy(values)) for values in (ids, positions))
     return BatchInputs(input_ids, places, starts.tolist(), metadata)
 

@@ -189,7 +189,7 @@ def check_splitting_ops(settings: CompilationConfig) -> None:
         raise ConfigError(
             "splitting_ops",
             list(names),
-            f"a list with {ATTENTION}, which the runner fills in; an empty one with a compiler {PREFIX}<name>",
+            f"a list with {ATTENTION}, which the runner fills in; an empty one with compiler {PREFIX}<name>",
         )
 
 
