@@ -93,6 +93,7 @@ def test_tokens_are_those_of_the_eager_engine(
 
 
 def test_the_empty_list_is_for_vendors_compilers_alone() -> None:
-    check_splitting_ops(CompilationConfig(compiler="dynamo:anything", splitting_ops=()))
+    assert CompilationConfig(compiler="dynamo:anything", splitting_ops=()).whole_program
+    assert not CompilationConfig(compiler="eager", splitting_ops=()).whole_program
     with pytest.raises(ConfigError, match="an empty one with compiler dynamo:<name>"):
-        check_splitting_ops(CompilationConfig(compiler="eager", splitting_ops=()))
+        check_splitting_ops(())
