@@ -128,7 +128,7 @@ class NpuDevice(Device):
             raise ConfigError("device", f"npu:{options}", "npu or npu:<number>")
         return cls(int(options or 0))
 
-    def default_dtype(self) -> torch.dtype:
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
         """bfloat16."""
         return torch.bfloat16
 
