@@ -56,7 +56,12 @@ MODES = [
 
 SLOW = pytest.mark.slow
 CASES = [
-    pytest.param(mode, kind, quantization, marks=[] if (kind, mode) == ("qwen3", MODES[0]) else SLOW)
+    pytest.param(
+        mode,
+        kind,
+        quantization,
+        marks=[] if (kind, quantization, mode) == ("qwen3", "auto", MODES[0]) else SLOW,
+    )
     for kind, quantization in (("qwen3", "auto"), ("qwen3_moe", "auto"), ("qwen3", "w8a8-dynamic"))
     for mode in MODES
 ]
