@@ -27,7 +27,8 @@ class CompilationConfig:
         decode_capture_sizes: batch sizes to capture for decode; None takes the default sizes.
         prefill_capture_sizes: token counts to capture for prefill and mixed steps.
         max_capture_size: the largest of the default sizes, for decode and for prefill.
-        splitting_ops: the ops between the pieces.
+        splitting_ops: the ops between the pieces; none, with a compiler `dynamo:<name>`, gives that one
+            decode as a whole program for each capture size.
         chain: run a whole step as one call where all its pieces are native.
         passes: names of the passes to run, `[]` for none but `canonicalise`; None takes the default set.
             `disable_passes` are left out.
@@ -76,6 +77,11 @@ class CompilationConfig:
                 raise ConfigError(name, getattr(self, name), "true or false")
         if not self.splitting_ops and "piecewise" in (self.decode_graph, self.prefill_graph):
             raise ConfigError("splitting_ops", [], "at least one op where a graph mode is piecewise")
+
+    @property
+    def whole_program(self) -> bool:
+        """Whether a vendor's compiler gets decode as one program, with attention inside."""
+        return not self.splitting_ops and self.compiler.startswith("dynamo:")
 
     @classmethod
     def parse(cls, value: Any) -> CompilationConfig:

@@ -18,12 +18,16 @@ log = logging.getLogger("piecework.capture")
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """Graph modes of both phases, and the sizes to capture where a mode captures."""
+    """Graph modes of both phases, and the sizes to capture where a mode captures.
+
+    `whole_sizes` are the batch sizes of decode that a compiler gets as whole programs; nothing is captured.
+    """
 
     decode: GraphMode
     prefill: GraphMode
     decode_sizes: tuple[int, ...] = ()
     prefill_sizes: tuple[int, ...] = ()
+    whole_sizes: tuple[int, ...] = ()
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
@@ -60,6 +64,11 @@ def choose_options(
         ConfigError: a mode that the user asked for and the device lacks, or a size above what a step can
             have: `max_num_seqs` sequences, `max_tokens` tokens, or the context length.
     """
+    if config.whole_program:
+        if config.decode_graph == "eager":
+            raise ConfigError("decode_graph", "eager", "full or auto, where splitting_ops is empty")
+        sizes = _sizes("decode", "full", config, max_num_seqs, "max_num_seqs")
+        return CaptureOptions("eager", "eager", whole_sizes=sizes)
     decode = _mode("decode_graph", config.decode_graph, device, "decode")
     prefill = _mode("prefill_graph", config.prefill_graph, device, "prefill")
     if not config.splitting_ops:  # nothing to cut at: only whole graphs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,15 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, Tensor, AttentionMetadata], None
 """attend(layer, q, k, v, out, metadata) writes `out`, and zeroes its rows behind the last sequence's."""
 Chained = Callable[[Sequence[Tensor], AttentionMetadata], Tensor]
 """chained(inputs, metadata) runs the program with attention filled in, as one call."""
+
+
+class Whole(Protocol):
+    """Decode as one call of a compiler's program, for batches of exactly these `sizes`."""
+
+    sizes: tuple[int, ...]
+
+    def __call__(self, size: int, inputs: dict[str, Tensor], metadata: AttentionMetadata) -> Tensor:
+        """Run on static buffers by name; returns hidden states [size, H]."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +67,7 @@ class GraphRunner:
         head_counters: Counters,
         watched: Watched = dict,
         chained: Chained | None = None,
+        whole: Whole | None = None,
         debug: bool = False,
         strict: bool = False,
     ) -> None:
@@ -68,6 +78,7 @@ class GraphRunner:
             attend: fills attention; called at every step for eager holes, only at capture for full graphs.
             watched: names tensors that `attend` uses, the KV cache, so that a move is noticed.
             chained: runs the program outside graphs; None where that goes piece by piece.
+            whole: runs decode of its sizes; None where there is no such program.
             debug: check all addresses at every replay.
             strict: a batch that no graph has room for, in a phase that captures, is an error.
         """
@@ -78,6 +89,7 @@ class GraphRunner:
         self.counters = counters
         self._attend = attend
         self._chained = chained
+        self._whole = whole
         self._buffers = buffers
         self._strict = strict
         self._steps = 0
@@ -162,6 +174,11 @@ class GraphRunner:
         rows: Sequence[int],
     ) -> tuple[Tensor, Tensor | None]:
         count = input_ids.shape[0]
+        if self._whole is not None and phase == "decode":
+            if count in self._whole.sizes:
+                hidden = self._run_whole(self._whole, input_ids, positions, metadata)
+                return hidden, self.head(_pick(hidden, rows)) if rows else None
+            self._report_uncaptured(phase, count, self._whole.sizes)
         mode = self.options.decode if phase == "decode" else self.options.prefill
         size = padded_size(self.full.sizes, count) if mode == "full" else None
         if size is not None:
@@ -190,6 +207,15 @@ class GraphRunner:
         host = self._buffers.host_arguments(size)
         hidden, logits = self.full.replay(size, self._static_inputs(size), {}, host)
         return hidden[:count], _pick(logits[:count], rows) if rows else None
+
+    def _run_whole(
+        self, whole: Whole, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
+    ) -> Tensor:
+        count = input_ids.shape[0]
+        self._buffers.load(input_ids, positions, count)
+        self._buffers.load_metadata(metadata, count)
+        self.counters.add("whole_runs")
+        return whole(count, self._buffers.inputs(count), self._buffers.metadata(count))
 
     def _replay_pieces(
         self, size: int, input_ids: Tensor, positions: Tensor, metadata: AttentionMetadata
@@ -244,9 +270,12 @@ class GraphRunner:
             row: Tensor = self.program.run(self._static_inputs(1), self._fill(nobody))
             self.head.capture(size, row)
 
-    def _report_uncaptured(self, phase: Phase, count: int) -> None:
+    def _report_uncaptured(self, phase: Phase, count: int, exact: Sequence[int] = ()) -> None:
         largest = max((*self.full.sizes, *self.pieces.sizes), default=0)
         reason = f"{phase} of {count} rows runs without a graph; the largest captured size is {largest}"
+        if exact:
+            sizes = ", ".join(map(str, exact))
+            reason = f"{phase} of {count} rows runs in pieces; there are whole programs of exactly {sizes}"
         if self._strict:
             raise CaptureError(reason)
         if phase not in self._reported:

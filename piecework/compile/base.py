@@ -63,6 +63,7 @@ class CompileContext:
         cached: set by a compiler that found the piece there.
         automatic: the compiler is the device's choice; whoever asked for none gets the next for a piece
             that isn't for this one, in strict mode too.
+        tokens: the one size that the piece will have; None is every size.
     """
 
     device: Device
@@ -74,6 +75,7 @@ class CompileContext:
     counters: Counters = field(default_factory=Counters)
     cached: bool = False
     automatic: bool = False
+    tokens: int | None = None
 
 
 class Compiler(Protocol):

@@ -36,7 +36,7 @@ class DynamoCompiler:
 
     def compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
         """Give the backend the piece in plain torch operations."""
-        inlined = inline(piece, context.device.op_order, max_tokens=context.max_tokens)
+        inlined = inline(piece, context.device.op_order, tokens=context.tokens, max_tokens=context.max_tokens)
         try:
             function = self._call_backend(inlined)
         except Exception as error:

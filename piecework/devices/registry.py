@@ -9,11 +9,17 @@ from piecework.devices.base import Device
 from piecework.devices.cpu import CpuDevice
 from piecework.devices.cuda import CudaDevice
 from piecework.devices.injected import PlannedFault, with_faults
+from piecework.devices.npu import NpuDevice
 from piecework.devices.sim import SimDevice
 from piecework.errors import ConfigError
 
 GROUP = "piecework.devices"
-_BUILT_IN: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "sim": SimDevice}
+_BUILT_IN: dict[str, type[Device]] = {
+    "cpu": CpuDevice,
+    "cuda": CudaDevice,
+    "npu": NpuDevice,
+    "sim": SimDevice,
+}
 
 
 def known_devices() -> list[str]:

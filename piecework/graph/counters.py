@@ -18,7 +18,8 @@ class Counters:
         compile_failures: pieces that run uncompiled because their compiler failed.
         moved_pieces: pieces that run on another device because theirs failed.
         captures, replays: device graphs made and run. eager_runs: runs outside a graph; chained_runs: those
-            of them that were one call of the device's library.
+            of them that were one call of the device's library. whole_runs: steps that were one call of a
+            compiler's program.
         padded_tokens: rows that were computed for nothing.
         recompiles: compilations after the program was built; there should be none.
         pass_matches: how often each pass matched, by its name.
@@ -37,6 +38,7 @@ class Counters:
     replays: int = 0
     eager_runs: int = 0
     chained_runs: int = 0
+    whole_runs: int = 0
     padded_tokens: int = 0
     recompiles: int = 0
     pass_matches: Counter[str] = field(default_factory=Counter)

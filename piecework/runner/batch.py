@@ -91,10 +91,16 @@ def build_inputs(items: Sequence[BatchItem], page_size: int, device: Device) -> 
     slots = slots_of(table, owners, positions, page_size)
     ids = np.fromiter(chain.from_iterable([item.token_ids for item in items]), np.int64, len(positions))
 
-    def index(values: NDArray[np.integer]) -> Tensor:
-        return device.place(torch.from_numpy(values.astype(np.int32, copy=False)))
+    def host(values: NDArray[np.integer]) -> Tensor:
+        return torch.from_numpy(values.astype(np.int32, copy=False))
 
-    metadata = AttentionMetadata(index(slots), index(table), index(starts), index(contexts), longest)
+    def placed(values: NDArray[np.integer]) -> Tensor:
+        return device.place(host(values))
+
+    lengths_of = placed if device.lengths == "device" else host
+    metadata = AttentionMetadata(
+        placed(slots), placed(table), lengths_of(starts), lengths_of(contexts), longest
+    )
     input_ids, places = (device.place(torch.from_numpy(values)) for values in (ids, positions))
     return BatchInputs(input_ids, places, starts.tolist(), metadata)
 

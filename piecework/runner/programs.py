@@ -14,6 +14,8 @@ from piecework.capture.measure import measure
 from piecework.capture.options import CaptureOptions
 from piecework.capture.plan import CapturePlan, Cost
 from piecework.capture.runner import GraphRunner
+from piecework.compilation import DEFAULT_SPLITTING_OPS
+from piecework.compile.base import CompileContext, Compiler
 from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import Device
@@ -27,6 +29,7 @@ from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
 from piecework.runner.recipe import HeadPasses, Recipe
+from piecework.runner.whole import WholeDecode
 
 log = logging.getLogger("piecework.capture")
 
@@ -38,7 +41,7 @@ _GRAPH_SHARE = 0.5
 class Programs:
     """Body and head of a model as programs, what to capture of them, and what that costs.
 
-    `chain` is the body as one call, or why it can't be that.
+    `chain` is the body as one call, or why it can't be that. `compiler` is that of whole programs.
     """
 
     model: CausalLM
@@ -51,6 +54,7 @@ class Programs:
     head_counters: Counters
     config: EngineConfig
     chain: Chain | str
+    compiler: Compiler | None = None
     cost: Cost | None = None
     plan: CapturePlan | None = None
 
@@ -73,9 +77,17 @@ class Programs:
             head_counters=self.head_counters,
             watched=cache.tensors,
             chained=self._chained(cache),
+            whole=self._whole(cache),
             debug=settings.enable_debug_mode,
             strict=settings.strict,
         )
+
+    def _whole(self, cache: PagedKVCache) -> WholeDecode | None:
+        if self.compiler is None:
+            return None
+        context = CompileContext(self.device, counters=self.counters)
+        sizes = self.options.whole_sizes
+        return WholeDecode(self.body, self.compiler, sizes, cache, self.buffers, context)
 
     def _chained(self, cache: PagedKVCache) -> ChainedStep | None:
         if isinstance(self.chain, str):
@@ -106,6 +118,8 @@ def make_programs(
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
     settings, choices = config.compilation_config, recipe.capture
+    if settings.whole_program:  # prefill, and decode of other sizes, still run in pieces
+        settings = settings.with_changes(splitting_ops=DEFAULT_SPLITTING_OPS)
     counters, head_counters = Counters(), Counters()
     keeps = stored and not recipe.guards_runs
     store = _store(model, config, device, cache_dir) if keeps else None
@@ -129,16 +143,20 @@ def make_programs(
         if device.captures:
             log.warning("nothing is captured on %s: a piece runs on another device", device.name)
         choices = CaptureOptions("eager", "eager")
-    largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
+    sequences = max((*choices.full_sizes, *choices.whole_sizes), default=1)
+    largest = max((sequences, *choices.piecewise_sizes))
     buffers = StaticBuffers(
         device,
         tokens=largest,
-        sequences=max(choices.full_sizes, default=1),
+        sequences=sequences,
         table_width=pages_for(max_len, config.cache.page_size),
     )
     chain = make_chain(body, device, settings.chain, cache_dtype(config, model.dtype, device))
-    programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config, chain)
-    if device.captures:
+    compiler = recipe.compiler if choices.whole_sizes else None
+    programs = Programs(
+        model, body, head, device, choices, buffers, counters, head_counters, config, chain, compiler
+    )
+    if device.captures and not choices.whole_sizes:
         with profile.time("capture.plan"):
             _plan(programs)
     return programs
@@ -147,7 +165,7 @@ def make_programs(
 def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Path) -> ProgramStore | None:
     """Where this model's programs are kept; None where they must be made anew."""
     settings = config.compilation_config
-    if settings.verify_passes or debug.level() or not storable(device):
+    if settings.verify_passes or settings.whole_program or debug.level() or not storable(device):
         return None
     modules = [(name, type(m).__qualname__, m.extra_repr()) for name, m in model.named_modules()]
     compilation = {k: v for k, v in asdict(settings).items() if k not in ("compile_cache_dir", "chain")}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from piecework import ops
 from piecework.capture.options import CaptureOptions, choose_options
+from piecework.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
 from piecework.compile.base import Compiler
 from piecework.compile.registry import PREFIX, make_compiler
 from piecework.config import EngineConfig
@@ -20,11 +22,14 @@ from piecework.errors import ConfigError
 from piecework.failsafe.policy import Policy
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
+from piecework.ops.registry import REFERENCE
 from piecework.runner.spare import FailsafeCompiler, Spares
 
 if TYPE_CHECKING:
     from piecework.graph.passes import PassManager, Report, Structure
     from piecework.models.decoder import CausalLM
+
+log = logging.getLogger("piecework.capture")
 
 
 @dataclass(frozen=True)
@@ -99,7 +104,8 @@ def make_recipe(
             a step has no room for.
     """
     settings, steps = config.compilation_config, config.scheduler
-    check_splitting_ops(settings.splitting_ops)
+    if not settings.whole_program:
+        check_splitting_ops(settings.splitting_ops)
     capture = choose_options(
         settings,
         device,
@@ -107,6 +113,7 @@ def make_recipe(
         max_tokens=steps.max_num_batched_tokens,
         max_model_len=max_len,
     )
+    capture = without_reference(capture, settings, device, model, dtype, config.cache.page_size)
     recipe = Recipe(
         capture,
         compiler_name(settings.compiler, device),
@@ -122,6 +129,49 @@ def make_recipe(
 
         check_names(settings.passes, settings.disable_passes)
     return recipe
+
+
+def without_reference(
+    capture: CaptureOptions,
+    settings: CompilationConfig,
+    device: Device,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    page_size: int,
+) -> CaptureOptions:
+    """Let decode be captured in pieces where attention would run as the reference.
+
+    That one reads lengths on the host, so a full graph would go on with those of its capture. Raises
+    ConfigError where full graphs were asked for.
+    """
+    windows = {model.window(layer) for layer in range(model.num_layers)}
+    if capture.decode != "full" or all(
+        _attention(device, model, dtype, page_size, window) != REFERENCE for window in windows
+    ):
+        return capture
+    what = f"attention in {dtype} over pages of {page_size} tokens (page_size)"
+    what += f" with windows of {max(windows)} tokens" if any(windows) else ""
+    if settings.decode_graph == "full":
+        allowed = f"piecewise or eager, since the device {device.name} has no kernel for {what}"
+        raise ConfigError("decode_graph", "full", allowed)
+    log.warning("decode_graph=piecewise: the device %s has no kernel for %s", device.name, what)
+    return replace(capture, decode="piecewise")
+
+
+def _attention(device: Device, model: ModelConfig, dtype: torch.dtype, page_size: int, window: int) -> str:
+    """Return the name of the implementation that decodes."""
+
+    def rows(heads: int) -> Tensor:
+        return torch.empty(1, heads, model.head_dim, dtype=dtype, device="meta")
+
+    def ints(*shape: int) -> Tensor:
+        return torch.empty(shape, dtype=torch.int32, device="meta")
+
+    q, k = rows(model.num_heads), rows(model.num_kv_heads)
+    cache = torch.empty(1, model.num_kv_heads, page_size, model.head_dim, dtype=dtype, device="meta")
+    index = (ints(1), ints(1, 1), ints(2), ints(1))
+    args = (q, k, k, q, cache, cache, *index, 1, model.head_dim**-0.5, window)
+    return ops.get("paged_attention").resolve(device.op_order, *args).name
 
 
 def make_passes(
@@ -140,7 +190,7 @@ def make_passes(
         device=device.name,
         dtype=dtype,
         layers=model.num_layers,
-        splitting_ops=settings.splitting_ops,
+        splitting_ops=settings.splitting_ops or DEFAULT_SPLITTING_OPS,
         parameters={
             "eps": model.rms_norm_eps,
             "head_dim": model.head_dim,
@@ -163,7 +213,11 @@ def check_splitting_ops(names: Sequence[str]) -> None:
             own = ", ".join(sorted(known, key=lambda op: op != ATTENTION))
             raise ConfigError("splitting_ops", name, f"ops that are registered with torch, such as {own}")
     if ATTENTION not in names:
-        raise ConfigError("splitting_ops", list(names), f"a list with {ATTENTION}, which the runner fills in")
+        raise ConfigError(
+            "splitting_ops",
+            list(names),
+            f"a list with {ATTENTION}, which the runner fills in; an empty one with compiler {PREFIX}<name>",
+        )
 
 
 def compiler_name(name: str, device: Device) -> str:

@@ -21,10 +21,12 @@ class StepTeller:
     def tell(self, phase: Phase, sequences: int, tokens: int, seconds: float) -> None:
         """Tell of a step that has just run."""
         after = self._counters.snapshot()
-        names = ("chained_runs", "eager_runs", "replays", "padded_tokens")
-        chained, eager, replays, padded = (after[name] - self._before[name] for name in names)
+        names = ("whole_runs", "chained_runs", "eager_runs", "replays", "padded_tokens")
+        whole, chained, eager, replays, padded = (after[name] - self._before[name] for name in names)
         self._before = after
-        if chained:
+        if whole:
+            how = "a whole program"
+        elif chained:
             how = "one call"
         elif eager:
             how = "eager pieces"

@@ -23,6 +23,7 @@ _EVENTS = {
     "replays": "Device graphs replayed",
     "eager_runs": "Runs outside a graph",
     "chained_runs": "Those of them that were one call of the device's library",
+    "whole_runs": "Steps that were one call of a compiler's whole program",
     "padded_tokens": "Rows computed for nothing, to fill a captured size",
     "recompiles": "Compilations after the start; there should be none",
 }

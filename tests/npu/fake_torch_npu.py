@@ -7,10 +7,13 @@ test compares the signatures with released wheels; arguments that nobody here gi
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+TYPES = [torch.float16, torch.bfloat16]
+"""What most of the real functions take; a test adds float32, to compare results closely."""
 
 
 def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
@@ -40,7 +43,7 @@ def npu_add_rms_norm_quant(
     epsilon: float = 1e-6,
     div_mode: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    assert x1.dtype in (torch.float16, torch.bfloat16) and div_mode and scales1.shape == gamma.shape
+    assert x1.dtype in TYPES and div_mode and scales1.shape == gamma.shape
     y, _, total = npu_add_rms_norm(x1, x2, gamma, epsilon)
     y = y.float() / scales1
     if zero_points1 is not None:
@@ -68,7 +71,7 @@ def npu_quantize(
     self: Tensor,
     scales: Tensor,
     zero_points: Tensor | None,
-    dtype: Any,
+    dtype: torch.dtype,
     axis: int = 1,
     div_mode: bool = True,
 ) -> Tensor:
@@ -83,7 +86,7 @@ def npu_quantize(
 def npu_dynamic_quant(
     input: Tensor, *, smooth_scales: Tensor | None = None, group_index: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    assert input.dtype in (torch.float16, torch.bfloat16) and input.dim() > 1
+    assert input.dtype in TYPES and input.dim() > 1
     scale = input.float().abs().amax(-1) / 127
     return _int8((input.float() / scale.unsqueeze(-1)).nan_to_num(0.0)), scale
 
@@ -96,13 +99,9 @@ def npu_quant_matmul(
     offset: Tensor | None = None,
     pertoken_scale: Tensor | None = None,
     bias: Tensor | None = None,
-    output_dtype: Any = None,
+    output_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    assert (
-        x1.dtype == x2.dtype == torch.int8
-        and x1.dim() == 2
-        and output_dtype in (torch.float16, torch.bfloat16)
-    )
+    assert x1.dtype == x2.dtype == torch.int8 and x1.dim() == 2 and output_dtype in TYPES
     assert scale.shape in ((1,), (x2.shape[1],)) and scale.dtype == torch.float32
     y = (x1.long() @ x2.long()).int()
     if bias is not None:
@@ -130,6 +129,27 @@ def npu_weight_quant_batchmatmul(
     return (x.float() @ (weight.float() * antiquant_scale.float())).to(x.dtype)
 
 
+def npu_grouped_matmul(
+    x: Sequence[Tensor],
+    weight: Sequence[Tensor],
+    *,
+    group_list: Tensor | None = None,
+    split_item: int | None = 0,
+    group_type: int | None = None,
+    group_list_type: int | None = 0,
+) -> list[Tensor]:
+    assert (split_item, group_type, group_list_type) == (3, 0, 0) and len(x) == len(weight) == 1
+    assert group_list is not None and group_list.dtype == torch.int64
+    (rows,), (matrices,) = x, weight
+    assert rows.dim() == 2 and matrices.shape[:2] == (group_list.shape[0], rows.shape[1])
+    position = torch.arange(rows.shape[0], device=rows.device).unsqueeze(1)
+    group = (position >= group_list).sum(1)
+    y = rows.new_full((rows.shape[0], matrices.shape[2]), math.nan)  # rows of no group stay as they are
+    for e in range(matrices.shape[0]):
+        y = torch.where((group == e).unsqueeze(1), (rows.float() @ matrices[e].float()).to(rows.dtype), y)
+    return [y]
+
+
 def npu_swiglu(self: Tensor, dim: int = -1) -> Tensor:
     gate, up = self.chunk(2, dim)
     return torch.nn.functional.silu(gate) * up
@@ -153,8 +173,8 @@ def npu_fused_infer_attention_score(
     value: Tensor,
     *,
     atten_mask: Tensor | None = None,
-    actual_seq_lengths: Any = None,
-    actual_seq_lengths_kv: Any = None,
+    actual_seq_lengths: Sequence[int] | None = None,
+    actual_seq_lengths_kv: Sequence[int] | None = None,
     block_table: Tensor | None = None,
     num_heads: int = 1,
     scale: float = 1.0,

@@ -70,6 +70,13 @@ OFFSET = torch.tensor([4.0])
 NORM = (rows(H), weight(), 1e-5)
 ADD = (rows(H), rows(H, seed=1), weight(), 1e-5)
 QKV = (rows(8 * 16), POSITIONS)
+
+
+def experts(*shape: int) -> Tensor:
+    return (0.2 * torch.randn(4, *shape, generator=torch.Generator().manual_seed(4))).to(torch.bfloat16)
+
+
+EXPERTS = (rows(H), rows(4, seed=1), experts(16, H), experts(H, 8), 2)
 CASES: list[tuple[str, tuple[Any, ...]]] = [
     ("rms_norm", NORM),
     ("rms_norm", (rows(H, torch.float32), weight(dtype=torch.float32), 1e-6)),
@@ -100,6 +107,8 @@ CASES: list[tuple[str, tuple[Any, ...]]] = [
         (int8(2, T, H), int8(24, H), torch.rand(24), torch.rand(2, T, 1), None, None, torch.bfloat16),
     ),
     ("linear_w8", (rows(H), int8(24, H), torch.rand(24) / 99, rows(24)[0])),
+    ("moe", (*EXPERTS, True)),
+    ("moe", (*EXPERTS, False, torch.tensor([3]))),
     ("silu_and_mul", (rows(2 * H),)),
     ("silu_mul_quant", (rows(2 * H), *scales())),
     ("silu_mul_dynamic_quant", (rows(2 * H),)),

@@ -40,16 +40,17 @@ class Recorder(TorchDispatchMode):
     Every tensor that an operation reads must lie in the device's memory, else the replay would not see
     later values. With `host_arguments` integer tensors elsewhere are host arguments: their values are
     frozen, as the arguments of a recorded kernel call are. A host tensor without dimensions is a number,
-    which a kernel takes by value on every device.
+    which a kernel takes by value on every device. With `host_reads` Python may read host tensors, of which
+    the record knows nothing.
     """
 
-    def __init__(self, memory: SimMemory, pool: Pool, host_arguments: bool) -> None:
+    def __init__(self, memory: SimMemory, pool: Pool, host_arguments: bool, host_reads: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.launches: list[Launch] = []
         self._memory = memory
         self._pool = pool
         self._host_arguments = host_arguments
-        self._guard = _HostReadGuard()
+        self._guard = _HostReadGuard(self._foreign if host_reads else _never)
         memory.settle()
         self.free_at_start = pool.free.snapshot()
         # Free ranges that hold poison at this point of a replay. New memory of the pool does not: other
@@ -174,6 +175,10 @@ def _nothing() -> None:
     return None
 
 
+def _never(value: Any) -> bool:
+    return False
+
+
 def _argument_names(func: Any) -> dict[int, str]:
     return {i: argument.name for i, argument in enumerate(func._schema.arguments)}
 
@@ -189,8 +194,9 @@ def _refuse_host_reads(name: str, func: Any, args: Sequence[Any]) -> None:
 class _HostReadGuard(TorchFunctionMode):
     """Refuses Python reads of values, some of which never reach the dispatcher on CPU tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, readable: Callable[[Any], bool]) -> None:
         super().__init__()
+        self._readable = readable
         self._depth = 0
 
     @contextmanager
@@ -206,6 +212,6 @@ class _HostReadGuard(TorchFunctionMode):
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         """Refuse host reads; all else passes."""
-        if self._depth == 0 and func in _HOST_READS:
+        if self._depth == 0 and func in _HOST_READS and not self._readable(args[0]):
             raise CaptureError(f"{func.__name__} waits for a value of the device, so it can't be captured")
         return func(*args, **(kwargs or {}))

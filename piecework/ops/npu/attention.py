@@ -21,6 +21,11 @@ _PAGE_STEP, _LARGEST_PAGE = 128, 512
 _HEAD_STEP, _LARGEST_HEAD, _LARGEST_GROUP = 16, 512, 64
 _CAUSAL_SIZE = 2048  # the mask of sparse mode 3 always has this size
 _NO_MASK, _CAUSAL = 0, 3
+UPDATED: dict[str, str | None] = {"context_lengths": "actual_seq_lengths_kv", "query_starts": None}
+"""Host arguments of a captured step, and what of the function must be replaced before a replay.
+
+A captured step has a row per sequence, whatever the batch, so where rows start doesn't change.
+"""
 
 
 def _supports(
@@ -85,10 +90,9 @@ def paged_attention(
     if max_query_length == 1:
         rows = q[: len(lengths)].unsqueeze(2)  # [B, Hq, 1, D]
         found = _attend(rows, k_cache, v_cache, table, [1] * len(lengths), lengths, None, shared)
-        out[: len(lengths)] = found.squeeze(2)
-        for row, length in enumerate(lengths):
-            if length == 0:
-                out[row] = 0
+        # A row that writes to the dummy page is padding. The host's lengths can't tell in a captured step.
+        live = slots[: len(lengths)] >= k_cache.shape[2]
+        out[: len(lengths)] = torch.where(live[:, None, None], found.squeeze(2), 0)
     else:
         mask = _causal_mask(q.device)
         for b, length in enumerate(lengths):

@@ -64,6 +64,12 @@ FUNCTIONS: dict[str, Function] = {
         ("x", "weight", "antiquant_scale"),
         defaults={"antiquant_offset": None, "bias": None, "antiquant_group_size": 0},
     ),
+    # One product per group of rows; group_list are the ends of the groups. -> a list of one
+    "npu_grouped_matmul": Function(
+        ("x", "weight"),
+        ("group_list", "split_item", "group_type", "group_list_type"),
+        defaults={"bias": None, "scale": None, "act_type": 0, "output_dtype": None},
+    ),
     "npu_swiglu": Function(("self", "dim")),
     "npu_rotary_mul": Function(("self", "r1", "r2", "rotary_mode")),
     # -> attention, log of the sum of exponentials
@@ -97,6 +103,7 @@ MAPPING: dict[str, tuple[str, ...]] = {
     "dynamic_quantize": ("npu_dynamic_quant",),
     "linear_w8a8": ("npu_quant_matmul",),
     "linear_w8": ("npu_weight_quant_batchmatmul",),
+    "moe": ("npu_grouped_matmul", "npu_swiglu"),
     "silu_and_mul": ("npu_swiglu",),
     "silu_mul_quant": ("npu_swiglu", "npu_quantize"),
     "silu_mul_dynamic_quant": ("npu_swiglu", "npu_dynamic_quant"),

@@ -1,0 +1,60 @@
+"""Whole-program mode: a compiler gets the decode step of one batch size in one piece, attention included."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from piecework.capture.buffers import StaticBuffers
+from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler
+from piecework.graph.program import Program
+from piecework.graph.whole import INDEX, with_paged_attention
+from piecework.kvcache import AttentionMetadata, PagedKVCache
+from piecework.profile import now
+
+log = logging.getLogger("piecework.compile")
+
+
+class WholeDecode:
+    """Decode steps of exactly these sizes, each compiled with static shapes. Other batches run in pieces.
+
+    The KV cache's tensors are inputs, looked up at each call; the page table has all its columns.
+    """
+
+    def __init__(
+        self,
+        body: Program,
+        compiler: Compiler,
+        sizes: Sequence[int],
+        cache: PagedKVCache,
+        buffers: StaticBuffers,
+        context: CompileContext,
+    ) -> None:
+        """Compile every size, the largest first.
+
+        Raises:
+            CompileError: the compiler failed, or the model couldn't be traced.
+        """
+        if body.graph_module is None:
+            raise CompileError(compiler.name, f"there is no graph to compile: {body.opaque_reason}")
+        self.sizes = tuple(sorted(sizes))
+        self._cache = cache
+        self._bindings = body.bindings
+        index = {name: getattr(buffers, name) for name in INDEX}
+        whole = with_paged_attention(body.graph_module.graph, {**index, **cache.tensors()})
+        self._added = whole.added
+        self._compiled: dict[int, CompiledPiece] = {}
+        for size in reversed(self.sizes):
+            start = now()
+            self._compiled[size] = compiler.compile(whole.graph_module, replace(context, tokens=size))
+            log.info("whole program of %d sequences compiled in %.1f s", size, now() - start)
+
+    def __call__(self, size: int, inputs: dict[str, Tensor], metadata: AttentionMetadata) -> Tensor:
+        """Run `size` sequences of one row on a program's inputs by name; returns hidden states [size, H]."""
+        given = {**inputs, **{name: getattr(metadata, name) for name in INDEX}, **self._cache.tensors()}
+        flat = [given[b.name] if b.tensor is None else b.tensor for b in self._bindings]
+        hidden = self._compiled[size]([*flat, *(given[name] for name in self._added)])
+        return hidden[0]

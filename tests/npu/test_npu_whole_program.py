@@ -1,0 +1,35 @@
+"""Whole-program mode on the device `npu`, from the settings down to a stub of a compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from npu_tokens import SIZES, VOCABULARY, check_equal, run
+from stub_vendor import Vendor, registered
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "quantization"), [("qwen3", "auto"), ("qwen3_moe", "auto"), ("qwen3", "w8a8-dynamic")]
+)
+def test_tokens_are_those_of_the_eager_engine(
+    kind: str,
+    quantization: str,
+    tiny_path: Any,
+    expected: Any,
+    twin: Any,
+    float32: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    wanted = expected(kind, quantization)
+    config = {"compiler": "dynamo:stub_vendor", "splitting_ops": [], "decode_capture_sizes": SIZES}
+    settings = {"device": "npu", "page_size": 128, "quantization": quantization}
+    with registered(Vendor()) as vendor:
+        found, counters, layers = run(tiny_path(kind), {**settings, "compilation_config": config}, VOCABULARY)
+    check_equal(wanted, found)
+    assert vendor.whole == [(size, layers) for size in sorted(SIZES, reverse=True)]
+    assert vendor.calls == counters.whole_runs > 0 and counters.captures == 0
+    assert vendor.pieces == counters.distinct + 1, "those of prefill, and the head"
+    assert "decode of 3 rows runs in pieces; there are whole programs of exactly 1, 2, 4" in caplog.text
