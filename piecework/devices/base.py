@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -26,12 +27,22 @@ class Launchable(Protocol):
         """Run; with `outputs` the results are written into those."""
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """The compiler `by` runs where a user asks for `compiler`, because of `reason`."""
+
+    compiler: str
+    by: str
+    reason: str
+
+
 class Device(ABC):
     """One piece of hardware. Everything that knows which hardware it is lives in a subclass.
 
     `name` is what the user wrote (`cpu`), `torch_device` where its tensors live, `op_order` the names of
     the op implementations it prefers, first choice first, `compilers` the names of those it can use for
-    pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
+    pieces, its default first (`dynamo` stands for every `dynamo:<name>`). `stand_ins`: compilers that it
+    lacks and that a user gets another one for, with a warning.
 
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
@@ -44,6 +55,7 @@ class Device(ABC):
     torch_device: torch.device
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
+    stand_ins: tuple[StandIn, ...] = ()
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None
