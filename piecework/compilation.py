@@ -156,7 +156,7 @@ class CompilationConfig:
 
 
 def own_op(name: str) -> str:
-    """Return the name that our graphs have for a splitting op; `atb._npu_paged_attention` is our attention."""
+    """Return the name that our graphs have for a splitting op; another engine's attention is ours."""
     plain = name.removeprefix("torch.ops.").replace("::", ".")
     return DEFAULT_SPLITTING_OPS[0] if plain in OTHER_ATTENTION else name
 

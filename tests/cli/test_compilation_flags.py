@@ -106,8 +106,8 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
         ({"compiler": "dynamo:gcc"}, "compiler='dynamo:gcc' is not allowed: dynamo: and one of aot_eager, "),
         (
             {"decode_graph": "full"},
-            "decode_graph='full' is not allowed: one of eager, which the device cpu has, or auto; it captures "
-            "nothing",
+            "decode_graph='full' is not allowed: one of eager, which the device cpu has, or auto; it "
+            "captures nothing",
         ),
         (
             {"prefill_graph": "piecewise"},

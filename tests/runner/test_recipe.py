@@ -48,7 +48,7 @@ def test_another_compiler_stands_in_with_a_warning(caplog: pytest.LogCaptureFixt
 
 def test_in_strict_mode_nothing_stands_in() -> None:
     with pytest.raises(
-        ConfigError, match="^compiler='inductor' is not allowed: eager on the device sim, where"
+        ConfigError, match=r"^compiler='inductor' is not allowed: eager on the device sim, where"
     ):
         recipe(compiler="inductor", strict=True)
 
