@@ -50,9 +50,7 @@ def compile_pieces(
     CompileError is raised. A piece that isn't for a compiler which nobody asked for is told as information.
     `threads`: how many compile at once; by default one per core.
     """
-    contexts = [replace(context, key=key) for key in keys]
-    for index in range(len(pieces)):
-        context.device.notify("compile", index)
+    contexts = [replace(context, key=key, index=index) for index, key in enumerate(keys)]
     workers = min(threads or os.cpu_count() or 1, len(pieces))
     if not compiler.parallel or workers < 2:
         done = [_compile(piece, c, compiler) for piece, c in zip(pieces, contexts, strict=True)]
@@ -66,8 +64,11 @@ def _compile(
     piece: fx.GraphModule, context: CompileContext, compiler: Compiler
 ) -> tuple[CompiledPiece, PieceRecord]:
     start, failure, lasting = now(), None, False
+    if not getattr(compiler, "announces", False):
+        context.device.notify("compile", context.index)
     try:
         compiled = compiler.compile(piece, context)
+        failure = getattr(compiled, "failure", None)
         context.counters.add("compiles")
     except CompileError as error:
         lasting = isinstance(error, NotForCompilerError)
