@@ -82,6 +82,14 @@ def test_every_tail_is_reset_at_every_load(sim):
     assert buffers.slots.dtype is torch.int32, "an NPU takes no others"
 
 
+def test_lengths_are_on_the_host_where_graphs_take_them_from_there():
+    host = make_device("sim:host")
+    buffers = StaticBuffers(host, tokens=4, sequences=4, table_width=3)
+    on_device = {name for name, tensor in buffers.tensors().items() if host.memory.holds(tensor)}
+    assert set(buffers.tensors()) - on_device == {"query_starts", "context_lengths"}
+    assert set(buffers.host_arguments(2)) == {"query_starts", "context_lengths"}
+
+
 class Around(nn.Module):
     """A piece, the test's hole, and another piece."""
 
@@ -166,10 +174,12 @@ def test_a_smaller_size_uses_the_memory_of_a_larger_one(sim):
     before = sim.free_memory()
     program.capture(4096, [x[:4096]], {})
     assert before - sim.free_memory() < 4096 * 2 * 4, "less than one of its tensors: the two graphs alone"
+    other = sim.zeros((4096, 2), torch.float32)
     x.copy_(torch.randn(8192, 2, generator=torch.Generator().manual_seed(0)))
     for size in (4096, 8192):
         (result,) = program.replay(size, [x[:size]], {})
         torch.testing.assert_close(result, Around()(x[:size].clone()))
+    assert not other.any(), "nothing that was made since has the memory of the results"
 
 
 def test_memory_that_graphs_will_take_is_not_the_caches(sim):
