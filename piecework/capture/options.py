@@ -77,7 +77,7 @@ def choose_options(
         prefill,
         _sizes("decode", decode, config, max_num_seqs, "max_num_seqs"),
         _sizes("prefill", prefill, config, tokens, tokens_name),
-        config.decode_padding,
+        decode_padding=config.decode_padding,
     )
 
 
@@ -109,9 +109,10 @@ def _sizes(
     if top is not None and top > limit:
         raise ConfigError(top_field, top, f"at most {limit_name}={limit}")
     sizes = () if given is None else check_sizes(field, given, limit, limit_name)
-    for name, value in ((field, given), (top_field, top)):
-        if mode == "eager" and value is not None:
-            _captures_nothing(name, value, phase, config.strict)
+    if mode == "eager" and given is not None:
+        _captures_nothing(field, list(given), phase, config.strict)
+    if mode == "eager" and top is not None:
+        _captures_nothing(top_field, top, phase, config.strict)
     if given is not None or mode == "eager":
         return sizes
     largest = top or config.max_capture_size or (DECODE_SIZES if phase == "decode" else PREFILL_SIZES)[-1]
@@ -123,8 +124,7 @@ def _sizes(
     return default_sizes(phase, largest)
 
 
-def _captures_nothing(field: str, value: int | Sequence[int], phase: Phase, strict: bool) -> None:
-    shown = value if isinstance(value, int) else list(value)
+def _captures_nothing(field: str, value: int | list[int], phase: Phase, strict: bool) -> None:
     if strict:
-        raise ConfigError(field, shown, f"no sizes where {phase} runs eagerly")
-    log.warning("%s=%s captures nothing: %s runs eagerly", field, shown, phase)
+        raise ConfigError(field, value, f"no sizes where {phase} runs eagerly")
+    log.warning("%s=%s captures nothing: %s runs eagerly", field, value, phase)

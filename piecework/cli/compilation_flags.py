@@ -101,7 +101,10 @@ def _add_alias(group: argparse._ArgumentGroup, alias: Alias) -> None:
 class _Flat(argparse.Action):
     """Store one list of all the words behind a flag: `1 2 4`, `1,2,4` and `[1,2,4]` are the same."""
 
-    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: Any = None) -> None:
+    def __call__(
+        self, parser: Any, namespace: argparse.Namespace, values: Any, option_string: str | None = None
+    ) -> None:
+        """Set the attribute."""
         setattr(namespace, self.dest, [size for word in values for size in word])
 
 

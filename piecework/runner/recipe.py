@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from piecework.graph.passes import PassManager, Report, Structure
     from piecework.models.decoder import CausalLM
 
-log = logging.getLogger("piecework.recipe")
+log = logging.getLogger("piecework.capture")
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def test_a_size_that_was_not_captured_is_said_once_and_refused_when_strict(caplo
 
 
 def test_without_padding_only_batches_of_a_captured_size_are_graphs(caplog):
-    rig = Rig(options=CaptureOptions("full", "eager", (1, 2, 4), (), False)).capture()
+    rig = Rig(options=CaptureOptions("full", "eager", (1, 2, 4), decode_padding=False)).capture()
     for batch in (1, 2, 3, 4):
         rig.check(*[rig.item(s, [s + batch]) for s in range(batch)])
         assert rig.counters.eager_runs == (batch >= 3), "three rows don't run as four"
