@@ -15,4 +15,5 @@ def test_what_lies_outside_of_int8_becomes_its_end() -> None:
     shifted = quantize.reference(X, one, one, torch.tensor([100.0]))
     assert shifted.tolist() == [[-128, -30, 97, 100, 103, 127, 127]]
     quantised, scale = dynamic_quantize.reference(X)
-    assert quantised[0, [0, -1]].tolist() == [-127, 127] and scale.item() * 127 == 1e6
+    assert quantised[0, [0, -1]].tolist() == [-127, 127]
+    assert abs(scale.item() * 127 - 1e6) < 1
