@@ -14,7 +14,19 @@ DECODE_GRAPHS = ("auto", "eager", "piecewise", "full")
 PREFILL_GRAPHS = ("auto", "eager", "piecewise")
 OTHER_NAMES = {"capture_sizes": "decode_capture_sizes", "cache_dir": "compile_cache_dir"}
 """Short names of settings in JSON, in a file, and as flags."""
+MODE_NAMES = {"piecewise": "piecewise", "npugraph_fused": "full"}
+"""Compilers of SGLang's that are a decode mode here, with the compiler `eager`."""
+OTHER_ATTENTION = (
+    "atb._npu_paged_attention",
+    "npu.npu_fused_infer_attention_score",
+    "sglang.unified_attention_with_output",
+    "vllm.unified_attention",
+    "vllm.unified_attention_with_output",
+)
+"""Attention as other engines' graphs name it; here it is the one op `piecework::attention`."""
 _SIZES = ("decode_capture_sizes", "prefill_capture_sizes")
+_LARGEST = ("max_capture_size", "max_decode_capture_size", "max_prefill_capture_size")
+_SWITCHES = ("decode_padding", "chain", "verify_passes", "enable_debug_mode", "strict")
 
 
 @dataclass(frozen=True)
@@ -23,12 +35,16 @@ class CompilationConfig:
 
     Attributes:
         compiler: `native`, `eager`, `inductor`, `dynamo:<name>`, or `auto` for the device's own choice.
+            `piecewise` and `npugraph_fused` are `eager` with the decode mode `piecewise` or `full`.
         decode_graph, prefill_graph: `eager`, `piecewise`, for decode also `full`, or `auto`.
         decode_capture_sizes: batch sizes to capture for decode; None takes the default sizes.
         prefill_capture_sizes: token counts to capture for prefill and mixed steps.
         max_capture_size: the largest of the default sizes, for decode and for prefill.
-        splitting_ops: the ops between the pieces; none, with a compiler `dynamo:<name>`, gives that one
-            decode as a whole program for each capture size.
+        max_decode_capture_size, max_prefill_capture_size: the same for one phase; it wins there.
+        decode_padding: a decode batch between two captured sizes is padded to the next. Without it, only
+            batches of a captured size run as graphs, and every batch size is a default one.
+        splitting_ops: the ops between the pieces; one of `OTHER_ATTENTION` stands for our attention. None,
+            with a compiler `dynamo:<name>`, gives that one decode as a whole program for each capture size.
         chain: run a whole step as one call where all its pieces are native.
         passes: names of the passes to run, `[]` for none but `canonicalise`; None takes the default set.
             `disable_passes` are left out.
@@ -47,6 +63,9 @@ class CompilationConfig:
     decode_capture_sizes: tuple[int, ...] | None = None
     prefill_capture_sizes: tuple[int, ...] | None = None
     max_capture_size: int | None = None
+    max_decode_capture_size: int | None = None
+    max_prefill_capture_size: int | None = None
+    decode_padding: bool = True
     splitting_ops: tuple[str, ...] = DEFAULT_SPLITTING_OPS
     chain: bool = True
     passes: tuple[str, ...] | None = None
@@ -65,14 +84,17 @@ class CompilationConfig:
         _one_of("prefill_graph", self.prefill_graph, PREFILL_GRAPHS)
         if not isinstance(self.compiler, str) or not self.compiler:
             raise ConfigError("compiler", self.compiler, "a compiler's name, or auto")
+        if self.compiler in MODE_NAMES:
+            self._take_mode(MODE_NAMES[self.compiler])
         if self.passes is not None and len(set(self.passes)) < len(self.passes):
             raise ConfigError("passes", list(self.passes), "names, each once")
         folder = self.compile_cache_dir
         if folder is not None and (not isinstance(folder, str) or not folder or "\0" in folder):
             raise ConfigError("compile_cache_dir", folder, "the path of a folder")
-        if self.max_capture_size is not None and not _is_positive(self.max_capture_size):
-            raise ConfigError("max_capture_size", self.max_capture_size, "a positive integer")
-        for name in ("chain", "verify_passes", "enable_debug_mode", "strict"):
+        for name in _LARGEST:
+            if getattr(self, name) is not None and not _is_positive(getattr(self, name)):
+                raise ConfigError(name, getattr(self, name), "a positive integer")
+        for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, getattr(self, name), "true or false")
         if not self.splitting_ops and "piecewise" in (self.decode_graph, self.prefill_graph):
@@ -105,9 +127,22 @@ class CompilationConfig:
             chosen[name] = setting
         return cls(**chosen)
 
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        """The splitting ops as our graphs name them, each once."""
+        return tuple(dict.fromkeys(own_op(name) for name in self.splitting_ops))
+
     def with_changes(self, **changes: Any) -> CompilationConfig:
         """Return a copy with some settings changed."""
         return replace(self, **changes)
+
+    def _take_mode(self, mode: str) -> None:
+        if self.decode_graph not in ("auto", mode):
+            raise ConfigError(
+                "compiler", self.compiler, f"with decode_graph={mode} or auto, not {self.decode_graph}"
+            )
+        object.__setattr__(self, "compiler", "eager")
+        object.__setattr__(self, "decode_graph", mode)
 
     def _freeze_sizes(self, name: str) -> None:
         sizes = getattr(self, name)
@@ -124,6 +159,12 @@ class CompilationConfig:
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise ConfigError(name, names, "a list of names")
         object.__setattr__(self, name, tuple(names))
+
+
+def own_op(name: str) -> str:
+    """Return the name that our graphs have for a splitting op; another engine's attention is ours."""
+    plain = name.removeprefix("torch.ops.").replace("::", ".")
+    return DEFAULT_SPLITTING_OPS[0] if plain in OTHER_ATTENTION else name
 
 
 def read_object(value: Any, name: str = "compilation_config") -> Mapping[str, Any]:

@@ -87,7 +87,10 @@ class CacheConfig:
 
     page_size: int = setting(16, "tokens in one page of the KV cache", flags=("--block-size",))
     kv_cache_memory: int | None = setting(
-        None, "bytes for the KV cache (default on CPU: min(1 GiB, a quarter of free memory))", size=True
+        None,
+        "bytes for the KV cache (default on CPU: min(1 GiB, a quarter of free memory))",
+        flags=("--kv-cache-memory-bytes",),
+        size=True,
     )
     num_pages: int | None = setting(
         None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
@@ -117,7 +120,9 @@ class SchedulerConfig:
         2048, "most tokens in one step", flags=("--max-prefill-tokens", "--token-budget")
     )
     chunk_size: int = setting(
-        512, "most prompt tokens of one request in one step", flags=("--chunked-prefill-size",)
+        512,
+        "most prompt tokens of one request in one step",
+        flags=("--chunked-prefill-size", "--long-prefill-token-threshold"),
     )
     max_queue: int = setting(
         1024, "most requests that wait; more are answered 429", flags=("--max-queued-requests",)

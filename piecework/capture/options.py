@@ -21,6 +21,7 @@ class CaptureOptions:
     """Graph modes of both phases, and the sizes to capture where a mode captures.
 
     `whole_sizes` are the batch sizes of decode that a compiler gets as whole programs; nothing is captured.
+    Without `decode_padding`, a decode batch runs as a graph only if its own size was captured.
     """
 
     decode: GraphMode
@@ -28,6 +29,7 @@ class CaptureOptions:
     decode_sizes: tuple[int, ...] = ()
     prefill_sizes: tuple[int, ...] = ()
     whole_sizes: tuple[int, ...] = ()
+    decode_padding: bool = True
 
     @property
     def full_sizes(self) -> tuple[int, ...]:
@@ -62,7 +64,8 @@ def choose_options(
 
     Raises:
         ConfigError: a mode that the user asked for and the device lacks, or a size above what a step can
-            have: `max_num_seqs` sequences, `max_tokens` tokens, or the context length.
+            have: `max_num_seqs` sequences, `max_tokens` tokens, or the context length; in strict mode,
+            sizes for a phase that captures nothing.
     """
     if config.whole_program:
         if config.decode_graph == "eager":
@@ -81,6 +84,7 @@ def choose_options(
         prefill,
         _sizes("decode", decode, config, max_num_seqs, "max_num_seqs"),
         _sizes("prefill", prefill, config, tokens, tokens_name),
+        decode_padding=config.decode_padding,
     )
 
 
@@ -94,24 +98,40 @@ def _mode(field: str, asked: str, device: Device, phase: Phase) -> GraphMode:
     for mode in has:
         if mode == asked:
             return mode
-    raise ConfigError(field, asked, f"one of {', '.join(has)}, which the device {device.name} has, or auto")
+    nothing = "" if device.captures else "; it captures nothing"
+    allowed = f"one of {', '.join(has)}, which the device {device.name} has, or auto{nothing}"
+    raise ConfigError(field, asked, allowed)
 
 
 def _sizes(
     phase: Phase, mode: GraphMode, config: CompilationConfig, limit: int, limit_name: str
 ) -> tuple[int, ...]:
-    """Return the sizes that were given for a phase, or the default ones up to `limit`."""
-    field = f"{phase}_capture_sizes"
+    """Return the sizes that were given for a phase, or the default ones up to `limit`.
+
+    A largest size that was given for this phase may not lie above it; one for both phases may.
+    """
+    field, top_field = f"{phase}_capture_sizes", f"max_{phase}_capture_size"
     given: Sequence[int] | None = getattr(config, field)
-    if given is not None:
-        sizes = check_sizes(field, given, limit, limit_name)
-        if mode == "eager":
-            log.warning("%s=%s captures nothing: %s runs eagerly", field, list(given), phase)
+    top: int | None = getattr(config, top_field)
+    if top is not None and top > limit:
+        raise ConfigError(top_field, top, f"at most {limit_name}={limit}")
+    sizes = () if given is None else check_sizes(field, given, limit, limit_name)
+    if mode == "eager" and given is not None:
+        _captures_nothing(field, list(given), phase, config.strict)
+    if mode == "eager" and top is not None:
+        _captures_nothing(top_field, top, phase, config.strict)
+    if given is not None or mode == "eager":
         return sizes
-    if mode == "eager":
-        return ()
-    top = (DECODE_SIZES if phase == "decode" else PREFILL_SIZES)[-1]
-    largest = top if config.max_capture_size is None else config.max_capture_size
+    largest = top or config.max_capture_size or (DECODE_SIZES if phase == "decode" else PREFILL_SIZES)[-1]
     if largest > limit:
         log.info("%s is captured up to %s=%d, not up to %d", phase, limit_name, limit, largest)
-    return default_sizes(phase, min(largest, limit))
+    largest = min(largest, limit)
+    if phase == "decode" and not config.decode_padding:
+        return tuple(range(1, largest + 1))
+    return default_sizes(phase, largest)
+
+
+def _captures_nothing(field: str, value: int | list[int], phase: Phase, strict: bool) -> None:
+    if strict:
+        raise ConfigError(field, value, f"no sizes where {phase} runs eagerly")
+    log.warning("%s=%s captures nothing: %s runs eagerly", field, value, phase)

@@ -180,10 +180,11 @@ class GraphRunner:
                 return hidden, self.head(_pick(hidden, rows)) if rows else None
             self._report_uncaptured(phase, count, self._whole.sizes)
         mode = self.options.decode if phase == "decode" else self.options.prefill
-        size = padded_size(self.full.sizes, count) if mode == "full" else None
+        exact = phase == "decode" and not self.options.decode_padding
+        size = padded_size(self.full.sizes, count, exact=exact) if mode == "full" else None
         if size is not None:
             return self._replay_full(size, input_ids, positions, metadata, rows)
-        size = padded_size(self.pieces.sizes, count) if mode != "eager" else None
+        size = padded_size(self.pieces.sizes, count, exact=exact) if mode != "eager" else None
         if size is not None:
             hidden = self._replay_pieces(size, input_ids, positions, metadata)
         else:
@@ -272,7 +273,10 @@ class GraphRunner:
 
     def _report_uncaptured(self, phase: Phase, count: int, exact: Sequence[int] = ()) -> None:
         largest = max((*self.full.sizes, *self.pieces.sizes), default=0)
-        reason = f"{phase} of {count} rows runs without a graph; the largest captured size is {largest}"
+        why = f"the largest captured size is {largest}"
+        if phase == "decode" and not self.options.decode_padding:
+            why = "none was captured at this size, and decode_padding is off"
+        reason = f"{phase} of {count} rows runs without a graph; {why}"
         if exact:
             sizes = ", ".join(map(str, exact))
             reason = f"{phase} of {count} rows runs in pieces; there are whole programs of exactly {sizes}"

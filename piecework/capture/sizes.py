@@ -36,7 +36,10 @@ def check_sizes(field: str, sizes: Sequence[int], limit: int, limit_name: str) -
     return tuple(sorted(set(sizes)))
 
 
-def padded_size(sizes: Sequence[int], rows: int) -> int | None:
-    """Return the smallest of the sorted `sizes` that has room for `rows`; None above the largest."""
+def padded_size(sizes: Sequence[int], rows: int, *, exact: bool = False) -> int | None:
+    """Return the smallest of the sorted `sizes` that has room for `rows`; None above the largest.
+
+    `exact`: None for all other sizes than `rows`, too.
+    """
     i = bisect_left(sizes, rows)
-    return sizes[i] if i < len(sizes) else None
+    return sizes[i] if i < len(sizes) and not (exact and sizes[i] != rows) else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piecework.cli.flags import add_config_flags, config_from_args
+from piecework.cli.flags import add_config_flags, add_model_argument, config_from_args, model_from_args
 from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser
 from piecework.config import EngineConfig, ServerConfig
@@ -17,7 +17,7 @@ Serve a model over HTTP with the OpenAI API: /v1/chat/completions, /v1/completio
 def run(arguments: Sequence[str]) -> int:
     """Run the command until the server is told to stop."""
     args = make_parser().parse(arguments)
-    engine = config_from_args(EngineConfig, args)
+    engine = config_from_args(EngineConfig, args, **model_from_args(args))
     server = config_from_args(ServerConfig, args)
     show_logs(engine.log_level)
 
@@ -32,5 +32,6 @@ def run(arguments: Sequence[str]) -> int:
 def make_parser() -> Parser:
     """Return the parser of the command."""
     parser = Parser("serve", DESCRIPTION)
+    add_model_argument(parser, "what to serve")
     add_config_flags(parser, EngineConfig, ServerConfig)
     return parser

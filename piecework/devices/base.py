@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -27,12 +28,22 @@ class Launchable(Protocol):
         """Run; with `outputs` the results are written into those."""
 
 
+@dataclass(frozen=True)
+class StandIn:
+    """The compiler `by` runs where a user asks for `compiler`, because of `reason`."""
+
+    compiler: str
+    by: str
+    reason: str
+
+
 class Device(ABC):
     """One piece of hardware. Everything that knows which hardware it is lives in a subclass.
 
     `name` is what the user wrote (`cpu`), `torch_device` where its tensors live, `op_order` the names of
     the op implementations it prefers, first choice first, `compilers` the names of those it can use for
-    pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
+    pieces, its default first (`dynamo` stands for every `dynamo:<name>`). `stand_ins`: compilers that it
+    lacks and that a user gets another one for, with a warning.
 
     `int8_kv_cache`: whether it has attention over keys and values that are kept in int8.
     `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
@@ -49,6 +60,7 @@ class Device(ABC):
     torch_device: torch.device
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
+    stand_ins: tuple[StandIn, ...] = ()
     int8_kv_cache: bool = False
     workers: Literal["inline", "process"] = "inline"
     chains: bool = False

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from piecework.devices.base import Device
+from piecework.devices.base import Device, StandIn
 from piecework.devices.captured import CapturedGraph, HostUpdate
 from piecework.errors import CaptureError, ConfigError, DeviceError
 from piecework.ops.npu.attention import UPDATED
@@ -97,6 +97,7 @@ class NpuDevice(Device):
     name = "npu"
     op_order = ("npu", "triton", "reference")
     compilers = ("eager", "dynamo")
+    stand_ins = (StandIn("inductor", "eager", "torch_npu has none"),)
     captures = True
     graph_budget = GRAPH_BUDGET
     lengths = "host"

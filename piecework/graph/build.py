@@ -133,7 +133,7 @@ def assemble(traced: Traced, options: Options) -> Program:
     ]
     seconds["passes"] = now() - start
     start = now()
-    graph = split(module.graph, options.config.splitting_ops)
+    graph = split(module.graph, options.config.cuts)
     folded = fold([piece.graph_module for piece in graph.pieces])
     seconds["split"] = now() - start
     start = now()

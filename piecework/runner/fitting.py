@@ -25,12 +25,12 @@ def fit_settings(settings: CompilationConfig, device: Device) -> tuple[Compilati
         mode = getattr(settings, f"{phase}_graph")
         if mode not in ("auto", *device.graph_modes(phase)):
             changes[f"{phase}_graph"] = "auto"
-        sizes = f"{phase}_capture_sizes"
-        if not device.captures and getattr(settings, sizes) is not None:
-            changes[sizes] = None
+        for sizes in (f"{phase}_capture_sizes", f"max_{phase}_capture_size"):
+            if not device.captures and getattr(settings, sizes) is not None:
+                changes[sizes] = None
     if settings.compiler != "auto" and settings.compiler.partition(":")[0] not in device.compilers:
         changes["compiler"] = "auto"
-    said = [f"{name}={getattr(settings, name)}" for name in changes if not name.endswith("_sizes")]
+    said = [f"{name}={getattr(settings, name)}" for name in changes if "_capture_size" not in name]
     return settings.with_changes(**changes), said
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from piecework import ops
 from piecework.capture.options import CaptureOptions, choose_options
-from piecework.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig
+from piecework.compilation import DEFAULT_SPLITTING_OPS, CompilationConfig, own_op
 from piecework.compile.base import Compiler
 from piecework.compile.registry import PREFIX, make_compiler
 from piecework.config import EngineConfig
@@ -116,7 +116,7 @@ def make_recipe(
     capture = without_reference(capture, settings, device, model, dtype, config.cache.page_size)
     recipe = Recipe(
         capture,
-        compiler_name(settings.compiler, device),
+        compiler_name(settings.compiler, device, strict=settings.strict),
         functools.partial(make_passes, config, device, model, dtype),
         spares,
         Policy(config.device.failover),  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def make_passes(
         device=device.name,
         dtype=dtype,
         layers=model.num_layers,
-        splitting_ops=settings.splitting_ops or DEFAULT_SPLITTING_OPS,
+        splitting_ops=settings.cuts or DEFAULT_SPLITTING_OPS,
         parameters={
             "eps": model.rms_norm_eps,
             "head_dim": model.head_dim,
@@ -205,25 +205,43 @@ def check_splitting_ops(names: Sequence[str]) -> None:
     """Refuse a name that is no op, and a list without attention, which must stand between pieces.
 
     A piece has no place for the KV cache: attention inside one would see its own batch's tokens only.
+    Another engine's attention stands for ours, and a warning says so.
     """
-    for name in names:
+    for name in map(own_op, names):
         # torch raises for a name without a namespace.
         if "::" not in name or not torch._C._jit_get_schemas_for_operator(name):
             known = [ops.get(own).qualified_name for own in ops.names()]
             own = ", ".join(sorted(known, key=lambda op: op != ATTENTION))
             raise ConfigError("splitting_ops", name, f"ops that are registered with torch, such as {own}")
-    if ATTENTION not in names:
+    if ATTENTION not in map(own_op, names):
         raise ConfigError(
             "splitting_ops",
             list(names),
             f"a list with {ATTENTION}, which the runner fills in; an empty one with compiler {PREFIX}<name>",
         )
+    for name in names:
+        if own_op(name) != name:
+            log.warning("splitting_ops: %s stands for %s, attention on every device", name, own_op(name))
 
 
-def compiler_name(name: str, device: Device) -> str:
-    """Return the compiler's name, `auto` being the device's choice; one that it lacks is a ConfigError."""
+def compiler_name(name: str, device: Device, *, strict: bool = False) -> str:
+    """Return the compiler's name, `auto` being the device's choice; one that it lacks is a ConfigError.
+
+    A device may name another compiler that stands in for one: that is a warning, a ConfigError in strict
+    mode.
+    """
     if name == "auto":
         name = device.default_compiler()
+    for other in device.stand_ins:
+        if other.compiler == name:
+            if strict:
+                raise ConfigError(
+                    "compiler", name, f"{other.by} on the device {device.name}, where {other.reason}"
+                )
+            log.warning(
+                "compiler=%s becomes %s on the device %s: %s", name, other.by, device.name, other.reason
+            )
+            name = other.by
     kind = PREFIX.removesuffix(":") if name.startswith(PREFIX) else name
     if kind not in device.compilers:
         has = ", ".join(f"{PREFIX}<backend>" if c + ":" == PREFIX else c for c in device.compilers)

@@ -210,6 +210,19 @@ def test_a_size_that_was_not_captured_is_said_once_and_refused_when_strict(caplo
         rig.run(*[rig.item(s, prompt(1, s)) for s in range(3)])
 
 
+def test_without_padding_only_batches_of_a_captured_size_are_graphs(caplog):
+    rig = Rig(options=CaptureOptions("full", "eager", (1, 2, 4), decode_padding=False)).capture()
+    for batch in (1, 2, 3, 4):
+        rig.check(*[rig.item(s, [s + batch]) for s in range(batch)])
+        assert rig.counters.eager_runs == (batch >= 3), "three rows don't run as four"
+    assert rig.counters.replays == 3 and rig.counters.padded_tokens == 0
+    said = "decode of 3 rows runs without a graph; none was captured at this size, and decode_padding is off"
+    assert caplog.text.count(said) == 1
+    strict = Rig(options=rig.options, strict=True).capture()
+    with pytest.raises(CaptureError, match=said):
+        strict.run(*[strict.item(s, [1]) for s in range(3)])
+
+
 class Watching(SimDevice):
     """Notes whether the garbage collector runs during a capture."""
 

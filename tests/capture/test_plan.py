@@ -33,6 +33,7 @@ def test_default_sizes_are_those_of_the_design():
 def test_a_batch_is_padded_to_the_next_size():
     assert [padded_size((1, 2, 4), n) for n in (1, 2, 3, 4, 5)] == [1, 2, 4, 4, None]
     assert padded_size((), 1) is None
+    assert [padded_size((1, 2, 4), n, exact=True) for n in (1, 2, 3, 4, 5)] == [1, 2, None, 4, None]
 
 
 def test_given_sizes_are_checked():
@@ -156,3 +157,40 @@ def test_sizes_come_from_the_user_or_are_clamped():
     clamped = options(sim, max_capture_size=1000)
     assert clamped.full_sizes[-1] == 16 and clamped.piecewise_sizes[-1] == 48
     assert options(sim, max_capture_size=6).full_sizes == (1, 2, 4, 6)
+
+
+def test_each_phase_may_have_its_own_largest_size():
+    sim = SimDevice(capacity=1 << 20)
+    chosen = options(sim, max_capture_size=6, max_prefill_capture_size=20)
+    assert (chosen.full_sizes, chosen.piecewise_sizes) == ((1, 2, 4, 6), (4, 8, 12, 16, 20))
+    assert options(sim, max_decode_capture_size=2).full_sizes == (1, 2)
+    with pytest.raises(
+        ConfigError, match="max_decode_capture_size=17 is not allowed: at most max_num_seqs=16"
+    ):
+        options(sim, max_decode_capture_size=17)
+    with pytest.raises(
+        ConfigError, match="max_prefill_capture_size=49 is not allowed: at most max_model_len=48"
+    ):
+        options(sim, max_prefill_capture_size=49)
+
+
+@pytest.mark.parametrize("field", ["decode_capture_sizes", "max_prefill_capture_size"])
+def test_sizes_that_capture_nothing_are_said_and_strictly_refused(field, caplog):
+    cpu, value = make_device("cpu"), [4] if field.endswith("s") else 4
+    options(cpu, **{field: value})
+    assert f"{field}={value} captures nothing: {field.split('_')[1 if 'max' in field else 0]}" in caplog.text
+    with pytest.raises(ConfigError, match=f"^{field}=.* is not allowed: no sizes where"):
+        options(cpu, strict=True, **{field: value})
+
+
+def test_default_sizes_that_are_clamped_are_logged(caplog):
+    caplog.set_level("INFO", logger="piecework.capture")
+    options(SimDevice(capacity=1 << 20))
+    assert "decode is captured up to max_num_seqs=16, not up to 256" in caplog.text
+    assert "prefill is captured up to max_model_len=48, not up to 4096" in caplog.text
+
+
+def test_without_padding_every_batch_size_is_a_default_one():
+    chosen = options(SimDevice(capacity=1 << 20), decode_padding=False, max_decode_capture_size=5)
+    assert chosen.full_sizes == (1, 2, 3, 4, 5) and not chosen.decode_padding
+    assert options(SimDevice(capacity=1 << 20), decode_padding=False).full_sizes == tuple(range(1, 17))

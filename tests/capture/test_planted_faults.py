@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from capture_rig import FULL, PIECEWISE, Rig, prompt
+from capture_rig import FULL, PIECEWISE, Rig, prompt, tiny
 from torch import Tensor, nn
 
 from piecework.capture.buffers import StaticBuffers
 from piecework.capture.capture import CapturedProgram
 from piecework.capture.options import CaptureOptions
 from piecework.compilation import CompilationConfig
+from piecework.config import EngineConfig
 from piecework.devices import make_device
 from piecework.devices.sim import SimDevice
-from piecework.errors import CaptureError
+from piecework.errors import CaptureError, ConfigError
 from piecework.graph.build import Options, build
 from piecework.graph.counters import Counters
 from piecework.kvcache import AttentionMetadata, LayerShape, PagedKVCache
 from piecework.layers.attention import AttentionSpec
 from piecework.runner.attention import PagedAttention
+from piecework.runner.memory import make_cache
 
 _library = torch.library.Library("capture_test", "DEF")
 _library.define("per_tensor(Tensor x) -> Tensor")
@@ -77,6 +79,15 @@ def test_every_tail_is_reset_at_every_load(sim):
         "context_lengths": [3, 0, 0, 0],
     }
     assert all(sim.memory.holds(t) for t in buffers.tensors().values())
+    assert buffers.slots.dtype is torch.int32, "an NPU takes no others"
+
+
+def test_lengths_are_on_the_host_where_graphs_take_them_from_there():
+    host = make_device("sim:host")
+    buffers = StaticBuffers(host, tokens=4, sequences=4, table_width=3)
+    on_device = {name for name, tensor in buffers.tensors().items() if host.memory.holds(tensor)}
+    assert set(buffers.tensors()) - on_device == {"query_starts", "context_lengths"}
+    assert set(buffers.host_arguments(2)) == {"query_starts", "context_lengths"}
 
 
 class Around(nn.Module):
@@ -127,6 +138,68 @@ def test_a_tensor_keeps_its_memory_across_a_hole(sim):
     (result,) = program.replay(2, [x], {"capture_test::doubled": hole})
     torch.testing.assert_close(seen, [x @ model.weight + 1])
     torch.testing.assert_close(result, model(x))
+
+
+class Noting(SimDevice):
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__(capacity=1 << 24)
+        self.asked: list[str] = []
+
+    def warm_up(self, fn):
+        self.asked.append("warm up")
+        return super().warm_up(fn)
+
+    def capture(self, fn, pool):
+        self.asked.append("capture")
+        return super().capture(fn, pool)
+
+
+@torch.inference_mode()
+def test_every_size_is_warmed_up_before_it_is_captured():
+    device = Noting()
+    x = device.zeros((4, 2), torch.float32)
+    program = captured(Around(), device, "capture_test::doubled", x)
+    for size in (4, 2):
+        program.capture(size, [x[:size]], {})
+    assert device.asked == ["warm up", "capture", "capture"] * 2
+
+
+@torch.inference_mode()
+def test_a_smaller_size_uses_the_memory_of_a_larger_one(sim):
+    x = sim.zeros((8192, 2), torch.float32)
+    program = captured(Around(), sim, "capture_test::doubled", x)
+    program.capture(8192, [x], {})
+    before = sim.free_memory()
+    program.capture(8176, [x[:8176]], {})
+    assert before - sim.free_memory() < 8176 * 2 * 4, "less than one of its tensors: the two graphs alone"
+    x.copy_(torch.randn(8192, 2, generator=torch.Generator().manual_seed(0)))
+    for size in (8176, 8192):
+        (result,) = program.replay(size, [x[:size]], {})
+        torch.testing.assert_close(result, Around()(x[:size].clone()))
+
+
+@torch.inference_mode()
+def test_a_result_stays_while_other_graphs_of_the_pool_run(sim):
+    x, y = sim.zeros((4, 2), torch.float32), sim.zeros((4, 2), torch.float32)
+    first, second = (captured(Around(), sim, "capture_test::doubled", x) for _ in range(2))
+    second.pool = first.pool
+    first.capture(4, [x], {})
+    second.capture(4, [y], {})
+    x.fill_(1)
+    (result,) = first.replay(4, [x], {})
+    second.replay(4, [y], {})
+    torch.testing.assert_close(result, Around()(torch.ones(4, 2)))
+
+
+def test_memory_that_graphs_will_take_is_not_the_caches(sim):
+    model = tiny("llama", sim)
+    config = EngineConfig.from_flat({"num_pages": 8, "page_size": 4})
+    free = sim.free_memory()
+    with pytest.raises(ConfigError, match="at most the 1000 bytes that are free on sim"):
+        make_cache(model, config, 16, torch.float32, sim, free - 1000)
+    assert make_cache(model, config, 16, torch.float32, sim, 1000).num_pages == 8
 
 
 @pytest.mark.parametrize("options", [FULL, PIECEWISE], ids=["full", "piecewise"])

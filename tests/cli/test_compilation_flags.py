@@ -23,6 +23,9 @@ GIVEN: dict[str, tuple[list[str], Any]] = {
     "decode_capture_sizes": (["--capture-sizes", "4,1, 2"], (1, 2, 4)),
     "prefill_capture_sizes": (["--prefill-capture-sizes", "16"], (16,)),
     "max_capture_size": (["--max-capture-size", "8"], 8),
+    "max_decode_capture_size": (["--max-decode-capture-size", "8"], 8),
+    "max_prefill_capture_size": (["--max-prefill-capture-size", "8"], 8),
+    "decode_padding": (["--no-decode-padding"], False),
     "splitting_ops": (["--splitting-ops", "piecework::attention,a::b"], ("piecework::attention", "a::b")),
     "chain": (["--no-chain"], False),
     "passes": (["--passes", "dead_code"], ("dead_code",)),
@@ -47,8 +50,14 @@ def test_every_setting_has_a_flag_that_sets_it_alone(name: str) -> None:
     assert flag_name(name).removeprefix("--") in " ".join(arguments) or name == "decode_capture_sizes"
 
 
-def test_enable_torch_compile_is_inductor() -> None:
-    assert config("--enable-torch-compile").compiler == "inductor"
+@pytest.mark.parametrize(("name", "mode"), [("piecewise", "piecewise"), ("npugraph_fused", "full")])
+def test_a_compiler_that_is_a_mode_means_eager_in_that_mode(name: str, mode: str) -> None:
+    expected = CompilationConfig(compiler="eager", decode_graph=mode)
+    assert config("--compiler", name) == config("--compiler", name, "--decode-graph", mode) == expected
+    assert config("--compilation-config", json.dumps({"compiler": name})) == expected
+    assert expected.with_changes(strict=True).decode_graph == mode
+    with pytest.raises(ConfigError, match=f"compiler='{name}' is not allowed: with decode_graph={mode} or"):
+        config("--compiler", name, "--decode-graph", "eager")
 
 
 def test_a_flag_wins_over_the_same_key_and_leaves_the_others() -> None:
@@ -97,11 +106,17 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
         ({"compiler": "dynamo:gcc"}, "compiler='dynamo:gcc' is not allowed: dynamo: and one of aot_eager, "),
         (
             {"decode_graph": "full"},
-            "decode_graph='full' is not allowed: one of eager, which the device cpu has, or auto",
+            "decode_graph='full' is not allowed: one of eager, which the device cpu has, or auto; it "
+            "captures nothing",
         ),
         (
             {"prefill_graph": "piecewise"},
-            "prefill_graph='piecewise' is not allowed: one of eager, which the device cpu has, or auto",
+            "prefill_graph='piecewise' is not allowed: one of eager, which the device cpu has, or auto; it "
+            "captures nothing",
+        ),
+        (
+            {"compiler": "piecewise"},
+            "decode_graph='piecewise' is not allowed: one of eager, which the device cpu has, or auto; it ",
         ),
         (
             {"prefill_graph": "full"},
@@ -123,6 +138,26 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
         (
             {"prefill_capture_sizes": [129], "budget": 128},
             "prefill_capture_sizes=[129] is not allowed: sizes from 1 to max_num_batched_tokens=128, and 129",
+        ),
+        (
+            {"max_decode_capture_size": 65},
+            "max_decode_capture_size=65 is not allowed: at most max_num_seqs=64",
+        ),
+        (
+            {"max_prefill_capture_size": 300},
+            "max_prefill_capture_size=300 is not allowed: at most max_model_len=256",
+        ),
+        (
+            {"max_prefill_capture_size": 0},
+            "max_prefill_capture_size=0 is not allowed: a positive integer",
+        ),
+        (
+            {"capture_sizes": [1], "strict": True},
+            "decode_capture_sizes=[1] is not allowed: no sizes where decode runs eagerly",
+        ),
+        (
+            {"splitting_ops": ["atb._npu_paged_attention", "atb._npu_reshape_and_cache"]},
+            "splitting_ops='atb._npu_reshape_and_cache' is not allowed: ops that are registered with torch",
         ),
         (
             {"disable_passes": ["fuse_all"]},
@@ -174,6 +209,24 @@ def test_json_that_cannot_be_read_is_refused(text: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=r"^compilation_config=.* is not allowed: a JSON object") as error:
         CompilationConfig.parse(text)
     assert reason in error.value.allowed
+
+
+def test_a_vendors_attention_stands_for_ours_and_that_is_said(run: Run, tiny: Path) -> None:
+    flags = ["--model", str(tiny), "--max-tokens", "3", "--dtype", "float32", "--max-model-len", "32"]
+    plain = run("generate", "hi", *flags)
+    text = json.dumps({"splitting_ops": ["atb._npu_paged_attention"]})
+    sizes = ["--cuda-graph-bs", "1", "--piecewise-cuda-graph-tokens", "[8]", "--strict"]
+    shown = [*flags, *sizes, "--device", "sim", "--log-level", "info"]
+    done = run("generate", "hi", *shown, "--compilation-config", text)
+    assert (done.code, done.out) == (0, plain.out), done.err
+    assert "warning: splitting_ops: atb._npu_paged_attention stands for piecework::attention" in done.err
+    assert "full [1], piecewise [8]" in done.err
+
+
+def test_a_vendors_attention_may_be_written_in_any_way_and_counts_once() -> None:
+    plain = "atb._npu_paged_attention"
+    names = [plain, "atb::_npu_paged_attention", "torch.ops." + plain, "piecework::attention", "aten::mm"]
+    assert CompilationConfig(splitting_ops=names).cuts == ("piecework::attention", "aten::mm")
 
 
 def test_the_config_of_the_issue_works_and_says_what_it_does(run: Run, tiny: Path) -> None:

@@ -14,6 +14,7 @@ from piecework.graph.build import assemble, build
 from piecework.graph.fold import fold, structure
 from piecework.graph.program import HoleCall
 from piecework.graph.split import SplitError, op_name, split
+from piecework.graph.symbols import new_fake_mode, new_symbol, symbolic_sizes
 from piecework.graph.trace import trace
 
 ATTENTION = "piecework::attention"
@@ -164,6 +165,19 @@ def test_structure_ignores_names_and_sees_the_rest() -> None:
         _text(lambda x: torch.relu(x) * 2.0, torch.ones(5, 8, dtype=torch.float64)),
     ]
     assert len({base, *different}) == len(different) + 1
+
+
+def test_structure_ignores_names_of_sizes() -> None:
+    mode, texts = new_fake_mode(), set()
+    sizes = [new_symbol(mode, name) for name in ("tokens", "rows")]
+    for size in sizes:
+        graph = torch.fx.Graph()
+        node = graph.placeholder("x")
+        with mode, symbolic_sizes():
+            node.meta["val"] = torch.empty(size, 8)
+        graph.output((node,))
+        texts.add(structure(graph))
+    assert str(sizes[0]) != str(sizes[1]) and len(texts) == 1
 
 
 def test_one_tensor_twice_is_not_two_tensors() -> None:

@@ -100,7 +100,7 @@ def test_verified_passes_run_every_time(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage", ["truncated", "no piece", "no counts", "other weight", "op", "kernel", "no step", "no content"]
+    "damage", ["no step", "truncated", "no piece", "no counts", "other weight", "op", "kernel", "no content"]
 )
 def test_a_damaged_entry_is_told_and_made_again(
     folder: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture

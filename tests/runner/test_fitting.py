@@ -8,7 +8,11 @@ from piecework.devices import make_device
 from piecework.runner.fitting import fit_cache, fit_settings
 
 FOR_SIM = CompilationConfig(
-    compiler="inductor", decode_graph="full", prefill_graph="piecewise", decode_capture_sizes=(1, 2)
+    compiler="inductor",
+    decode_graph="full",
+    prefill_graph="piecewise",
+    decode_capture_sizes=(1, 2),
+    max_prefill_capture_size=64,
 )
 
 
