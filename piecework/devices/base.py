@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piecework.devices.captured import CapturedGraph
+from piecework.devices.reservation import Reservation
 from piecework.errors import CaptureError, ConfigError
 
 T = TypeVar("T")
@@ -36,6 +37,8 @@ class Device(ABC):
     `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
     crash or hang without the server.
 
+    `int8_kv_cache`: whether it has attention over keys and values that are kept in int8.
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
@@ -48,10 +51,12 @@ class Device(ABC):
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
     workers: Literal["inline", "process"] = "inline"
+    int8_kv_cache: bool = False
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None
     lengths: Literal["device", "host"] = "device"
+    relayout: Literal["blocks", "rows"] = "blocks"
 
     @classmethod
     def from_options(cls, options: str) -> Device:
@@ -108,6 +113,10 @@ class Device(ABC):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of zeros on the device."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def reserve(self, size: int) -> Reservation | None:
+        """Reserve `size` bytes of address space without memory; None where the device can't do that."""
+        return None
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return `tensor` in the device's memory: itself where it is there already, else a copy."""

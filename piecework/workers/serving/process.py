@@ -36,6 +36,18 @@ class RemoteDevice:
         """No thread here waits for its work."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RemoteCache:
+    """The size of a KV cache that another process has. It stays as large as it is."""
+
+    device: RemoteDevice
+    num_pages: int
+    page_size: int
+    nbytes: int
+    dtype: str
+    resizable = False
+
+
 class ProcessRunner:
     """Runs steps in a child: `execute` sends the step and waits for its tokens.
 
@@ -92,9 +104,10 @@ class ProcessRunner:
         return self.shape.compilers
 
     @property
-    def cache(self) -> Shape:
+    def cache(self) -> RemoteCache:
         """The size of the KV cache; its tensors are elsewhere."""
-        return self.shape
+        shape = self.shape
+        return RemoteCache(self.device, shape.num_pages, shape.page_size, shape.kv_bytes, shape.dtype)
 
     @property
     def ready(self) -> bool:

@@ -32,11 +32,6 @@ class Shape:
     kv_bytes: int
     compilers: tuple[str, ...]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the KV cache, as a cache calls them."""
-        return self.kv_bytes
-
     @classmethod
     def of(cls, loaded: Loaded) -> Shape:
         """Read the shape of a runner in this process."""
@@ -88,20 +83,6 @@ class Named(Protocol):
         ...
 
 
-class Pages(Protocol):
-    """What the scheduler must know of a KV cache."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages, the dummy one among them."""
-        ...
-
-    @property
-    def page_size(self) -> int:
-        """Tokens in a page."""
-        ...
-
-
 class StepRunner(Protocol):
     """What the engine runs steps on."""
 
@@ -111,8 +92,8 @@ class StepRunner(Protocol):
         ...
 
     @property
-    def cache(self) -> Pages:
-        """The KV cache's size."""
+    def cache(self) -> Any:
+        """The KV cache, or what is known of it where it is in another process."""
         ...
 
     @property
