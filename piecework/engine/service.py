@@ -197,7 +197,8 @@ class Service:
     @property
     def kv_bytes(self) -> int:
         """Bytes of the KV cache."""
-        return self.runner.cache.nbytes
+        size: int = self.runner.cache.nbytes
+        return size
 
     def kv_size(self) -> KVSize:
         """Return how many pages the KV cache has and can have."""
