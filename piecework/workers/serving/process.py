@@ -99,6 +99,11 @@ class ProcessRunner:
         return self._shape
 
     @property
+    def dtype(self) -> str:
+        """The precision that the model runs in."""
+        return self.shape.dtype
+
+    @property
     def compilers(self) -> tuple[str, ...]:
         """Names of the compilers that made the body's pieces."""
         return self.shape.compilers
@@ -107,7 +112,7 @@ class ProcessRunner:
     def cache(self) -> RemoteCache:
         """The size of the KV cache; its tensors are elsewhere."""
         shape = self.shape
-        return RemoteCache(self.device, shape.num_pages, shape.page_size, shape.kv_bytes, shape.dtype)
+        return RemoteCache(self.device, shape.num_pages, shape.page_size, shape.kv_bytes, shape.kv_dtype)
 
     @property
     def ready(self) -> bool:

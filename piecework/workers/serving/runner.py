@@ -24,6 +24,7 @@ class Shape:
 
     device: str
     dtype: str
+    kv_dtype: str
     settled: tuple[str, str]
     max_model_len: int
     weight_bytes: int
@@ -38,7 +39,8 @@ class Shape:
         runner = loaded.runner
         return cls(
             device=runner.device.name,
-            dtype=str(runner.cache.dtype).removeprefix("torch."),
+            dtype=runner.dtype,
+            kv_dtype=str(runner.cache.dtype).removeprefix("torch."),
             settled=(loaded.dtype, loaded.quantization),
             max_model_len=loaded.max_model_len,
             weight_bytes=loaded.weight_bytes,
