@@ -98,7 +98,7 @@ class Service:
         self.max_model_len: int = loaded.max_model_len
         self.device_name: str = self._runners.active_device
         self.weight_bytes: int = loaded.weight_bytes
-        self.dtype: str = loaded.dtype
+        self.dtype: str = runner.dtype
         self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len

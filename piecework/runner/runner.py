@@ -75,6 +75,11 @@ class Runner:
         return results
 
     @property
+    def dtype(self) -> str:
+        """The precision that the model runs in."""
+        return str(self.programs.model.dtype).removeprefix("torch.")
+
+    @property
     def compilers(self) -> tuple[str, ...]:
         """Names of the compilers that made the body's pieces."""
         return tuple(dict.fromkeys(piece.compiler for piece in self.programs.body.pieces))

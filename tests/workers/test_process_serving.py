@@ -77,7 +77,7 @@ def test_a_process_gives_the_same_tokens_and_probabilities(llm, expected):
     assert worker.kind == "process" and worker.pid != os.getpid() and not hasattr(service.runner, "programs")
     assert answers(llm, PROMPTS) == expected
     counters = service.graph_counters()["body"]
-    assert counters["traces"] + counters["stored_programs"] == 1 and counters["chained_runs"] > 20
+    assert counters["traces"] == 1 and counters["chained_runs"] > 20
     timers = service.profile.snapshot()["timers"]
     assert timers["decode.run"]["count"] > 20 and timers["load.weights"]["count"] == 1
     assert service.health()["workers"] == [worker.as_dict()] and service.health()["status"] == "ok"
@@ -216,6 +216,8 @@ def test_a_worker_that_dies_again_and_again_is_given_up(folder, monkeypatch):
         runner = llm.service.runner
         runner._target = "child_hosts:Crashes"
         os.kill(llm.service.workers()[0].pid, signal.SIGKILL)
+        while llm.service.workers()[0].status == "ready":  # a request that comes before is one that died
+            time.sleep(0.01)
         (result,) = llm.generate([5], max_tokens=2)
         assert result.finish_reason == "error" and "restarts in a row failed" in result.error
         assert llm.service.health()["status"] == "dead"

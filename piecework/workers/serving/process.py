@@ -36,6 +36,19 @@ class RemoteDevice:
         """No thread here waits for its work."""
 
 
+@dataclasses.dataclass(frozen=True)
+class RemoteCache:
+    """The size of a KV cache that another process has. It stays as large as it is."""
+
+    device: RemoteDevice
+    num_pages: int
+    page_size: int
+    nbytes: int
+    dtype: str
+    resizable = False
+    fixed_because = "a KV cache in a process of its own keeps its size; with --workers inline it can change"
+
+
 class ProcessRunner:
     """Runs steps in a child: `execute` sends the step and waits for its tokens.
 
@@ -87,14 +100,20 @@ class ProcessRunner:
         return self._shape
 
     @property
+    def dtype(self) -> str:
+        """The precision that the model runs in."""
+        return self.shape.dtype
+
+    @property
     def compilers(self) -> tuple[str, ...]:
         """Names of the compilers that made the body's pieces."""
         return self.shape.compilers
 
     @property
-    def cache(self) -> Shape:
+    def cache(self) -> RemoteCache:
         """The size of the KV cache; its tensors are elsewhere."""
-        return self.shape
+        shape = self.shape
+        return RemoteCache(self.device, shape.num_pages, shape.page_size, shape.kv_bytes, shape.kv_dtype)
 
     @property
     def ready(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from piecework.config import EngineConfig
 from piecework.devices.registry import device_class
@@ -24,6 +24,7 @@ class Shape:
 
     device: str
     dtype: str
+    kv_dtype: str
     settled: tuple[str, str]
     max_model_len: int
     weight_bytes: int
@@ -32,23 +33,14 @@ class Shape:
     kv_bytes: int
     compilers: tuple[str, ...]
 
-    resizable: ClassVar[bool] = False
-    fixed_because: ClassVar[str] = (
-        "a KV cache in a process of its own keeps its size; with --workers inline it can change"
-    )
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the KV cache, as a cache calls them."""
-        return self.kv_bytes
-
     @classmethod
     def of(cls, loaded: Loaded) -> Shape:
         """Read the shape of a runner in this process."""
         runner = loaded.runner
         return cls(
             device=runner.device.name,
-            dtype=str(runner.cache.dtype).removeprefix("torch."),
+            dtype=runner.dtype,
+            kv_dtype=str(runner.cache.dtype).removeprefix("torch."),
             settled=(loaded.dtype, loaded.quantization),
             max_model_len=loaded.max_model_len,
             weight_bytes=loaded.weight_bytes,
@@ -93,20 +85,6 @@ class Named(Protocol):
         ...
 
 
-class Pages(Protocol):
-    """What the scheduler must know of a KV cache."""
-
-    @property
-    def num_pages(self) -> int:
-        """Pages, the dummy one among them."""
-        ...
-
-    @property
-    def page_size(self) -> int:
-        """Tokens in a page."""
-        ...
-
-
 class StepRunner(Protocol):
     """What the engine runs steps on."""
 
@@ -116,8 +94,8 @@ class StepRunner(Protocol):
         ...
 
     @property
-    def cache(self) -> Pages:
-        """The KV cache's size."""
+    def cache(self) -> Any:
+        """The KV cache, or what is known of it where it is in another process."""
         ...
 
     @property
