@@ -92,6 +92,9 @@ class CacheConfig:
     num_pages: int | None = setting(
         None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
     )
+    max_num_pages: int | None = setting(
+        None, "most pages that the cache may be resized to while it runs (default: those it begins with)"
+    )
     kv_cache_dtype: str = setting(
         "auto",
         "int8 keeps keys and values in half the memory, with a scale for each token and head; auto is the "

@@ -13,6 +13,7 @@ from piecework.bench.options import (
     GrowthOptions,
     KernelOptions,
     LatencyOptions,
+    RelayoutOptions,
     ServingOptions,
     StartupOptions,
     ThroughputOptions,
@@ -35,6 +36,7 @@ KINDS = {
     "startup": "cold and warm starts, from a new process to the first token, stage by stage",
     "growth": "how a decode step grows with batch, context, layers and queue, part by part",
     "kernels": "each fused op against the ops that it replaces, on a device, without a model",
+    "relayout": "keys and values that get another capacity in place, against memcpy and two copies",
 }
 OPTIONS = {
     "serving": ServingOptions,
@@ -43,11 +45,12 @@ OPTIONS = {
     "startup": StartupOptions,
     "growth": GrowthOptions,
     "kernels": KernelOptions,
+    "relayout": RelayoutOptions,
 }
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one benchmark; returns 1 where a request of `serving` failed or a kernel's numbers are wrong."""
+    """Run one benchmark; returns 1 where a request of `serving` failed, or numbers are wrong."""
     kind = arguments[0] if arguments else ""
     if kind in ("-h", "--help"):
         print("usage: piecework bench KIND [flags]\n\nkinds:")
@@ -63,6 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         "startup": _startup,
         "growth": _growth,
         "kernels": _kernels,
+        "relayout": _relayout,
     }
     return commands[kind](arguments[1:])
 
@@ -71,7 +75,8 @@ def make_parser(kind: str) -> Parser:
     """Return the parser of one benchmark."""
     parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_config_flags(parser, OPTIONS[kind], DeviceConfig if kind == "kernels" else EngineConfig)
+    without_model = kind in ("kernels", "relayout")
+    add_config_flags(parser, OPTIONS[kind], DeviceConfig if without_model else EngineConfig)
     return parser
 
 
@@ -160,6 +165,18 @@ def _kernels(arguments: Sequence[str]) -> int:
     with progress("kernels", total) as done:
         report = run_kernels(device.device, device.threads, options, done)
     print(json.dumps(report) if args.json else kernels_table(report))
+    return int(report["wrong"] > 0)
+
+
+def _relayout(arguments: Sequence[str]) -> int:
+    from piecework.bench.relayout import count_cases, relayout_table, run_relayout
+
+    args = make_parser("relayout").parse(arguments)
+    options = config_from_args(RelayoutOptions, args)
+    device = config_from_args(DeviceConfig, args)
+    with progress("cases", count_cases(options)) as done:
+        report = run_relayout(device.device, device.threads, options, done)
+    print(json.dumps(report) if args.json else relayout_table(report))
     return int(report["wrong"] > 0)
 
 

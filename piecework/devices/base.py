@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piecework.devices.captured import CapturedGraph
+from piecework.devices.reservation import Reservation
 from piecework.errors import CaptureError, ConfigError
 
 T = TypeVar("T")
@@ -51,6 +52,7 @@ class Device(ABC):
     captures: bool = False
     graph_budget: int | None = None
     lengths: Literal["device", "host"] = "device"
+    relayout: Literal["blocks", "rows"] = "blocks"
 
     @classmethod
     def from_options(cls, options: str) -> Device:
@@ -107,6 +109,10 @@ class Device(ABC):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of zeros on the device."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def reserve(self, size: int) -> Reservation | None:
+        """Reserve `size` bytes of address space without memory; None where the device can't do that."""
+        return None
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return `tensor` in the device's memory: itself where it is there already, else a copy."""

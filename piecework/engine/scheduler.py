@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from piecework.config import SchedulerConfig
@@ -86,6 +86,24 @@ class Scheduler:
         if self._prefix_caching:
             branch = request.branch or self.tree.root
             request.branch = self.tree.extend(branch, request.tokens, request.pages, request.computed)
+
+    def shrink_to(self, most: int) -> None:
+        """Have at most `most` pages in use: idle ones are given up, then the youngest requests wait again."""
+        while self.running and self.tree.held > most:
+            self._preempt(next(reversed(self.running)))
+        self.tree.evict(most)
+
+    def renumber(self, moves: Mapping[int, int]) -> None:
+        """Take over the new numbers of pages; see `PagePool.resize`."""
+        for request in self.running:
+            request.pages = array("i", (moves.get(page, page) for page in request.pages))
+        self.tree.renumber(moves)
+
+    def page_holders(self) -> Iterator[Iterable[int]]:
+        """Yield the pages of each that has some."""
+        for request in (*self.running, *self.waiting):
+            yield request.pages
+        yield (node.page for node in self.tree.nodes())
 
     def distrust(self, request: Request) -> None:
         """Let nobody use what a request has read or computed: there is something wrong with it."""

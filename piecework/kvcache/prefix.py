@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from piecework.kvcache.pool import DUMMY_PAGE, PagePool
 
@@ -68,6 +68,11 @@ class PrefixTree:
         return len(self._idle)
 
     @property
+    def held(self) -> int:
+        """Number of pages that requests hold."""
+        return self._pool.used - len(self._idle)
+
+    @property
     def available(self) -> int:
         """Number of pages that `allocate` can give out."""
         return self._pool.free + len(self._idle)
@@ -76,10 +81,21 @@ class PrefixTree:
         """Give out `count` pages, or None (and none of them) where fewer are free or idle."""
         if count > self.available:
             return None
-        while self._pool.free < count:
+        self.evict(self._pool.used + self._pool.free - count)
+        return self._pool.allocate(count)
+
+    def evict(self, most: int) -> None:
+        """Give up idle pages, the least recently used first, until at most `most` pages are in use."""
+        while self._pool.used > most and self._idle:
             self._drop(next(iter(self._idle)))
             self.evictions += 1
-        return self._pool.allocate(count)
+
+    def renumber(self, moves: Mapping[int, int]) -> None:
+        """Take over the new numbers of pages; see `PagePool.resize`."""
+        for old in moves.keys() & self._nodes.keys():
+            node = self._nodes.pop(old)
+            node.page = moves[old]
+            self._nodes[node.page] = node
 
     def release(self, pages: Sequence[int]) -> None:
         """Drop a reference to each page of a sequence, which stand in its order."""
