@@ -57,6 +57,7 @@ class CompileContext:
         key: the piece's structural key.
         cache_dir: where compiled pieces are kept; None keeps none.
         cached: set by a compiler that found the piece there.
+        calls: for each call of the piece its inputs that are weights, None for all others.
         automatic: the compiler is the device's choice; whoever asked for none gets the next for a piece
             that isn't for this one, in strict mode too.
     """
@@ -69,6 +70,7 @@ class CompileContext:
     counters: Counters = field(default_factory=Counters)
     cached: bool = False
     automatic: bool = False
+    calls: Sequence[Sequence[Tensor | None]] = ()
 
 
 class Compiler(Protocol):

@@ -15,6 +15,7 @@ PREFIX = "dynamo:"
 _BUILT_IN: dict[str, tuple[str, str]] = {
     "eager": ("piecework.compile.eager", "EagerCompiler"),
     "inductor": ("piecework.compile.inductor", "InductorCompiler"),
+    "openvino": ("piecework.compile.openvino", "OpenVinoCompiler"),
     "native": ("piecework.compile.native", "NativeCompiler"),
 }
 

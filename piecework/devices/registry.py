@@ -7,11 +7,17 @@ from importlib.metadata import entry_points
 from piecework.devices.base import Device
 from piecework.devices.cpu import CpuDevice
 from piecework.devices.cuda import CudaDevice
+from piecework.devices.openvino import OpenVinoDevice
 from piecework.devices.sim import SimDevice
 from piecework.errors import ConfigError
 
 GROUP = "piecework.devices"
-_BUILT_IN: dict[str, type[Device]] = {"cpu": CpuDevice, "cuda": CudaDevice, "sim": SimDevice}
+_BUILT_IN: dict[str, type[Device]] = {
+    "cpu": CpuDevice,
+    "cuda": CudaDevice,
+    "openvino": OpenVinoDevice,
+    "sim": SimDevice,
+}
 
 
 def known_devices() -> list[str]:
