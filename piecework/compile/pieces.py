@@ -49,7 +49,8 @@ def compile_pieces(
 
     A piece whose compiler fails runs uncompiled, with a warning that says why; in strict mode the first
     CompileError is raised. A piece that isn't for a compiler which nobody asked for is told as information.
-    `calls`: the weights of each piece's calls, see CompileContext. `threads`: how many compile at once; by default one per core.
+    `calls`: the weights of each piece's calls, see CompileContext. `threads`: how many compile at once; by
+    default one per core.
     """
     known = calls or [()] * len(keys)
     contexts = [replace(context, key=key, calls=of) for key, of in zip(keys, known, strict=True)]

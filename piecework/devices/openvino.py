@@ -68,8 +68,12 @@ class OpenVinoDevice(CpuDevice):
         return self.compilers[0]
 
     def _check(self) -> None:
-        """Refuse a device that isn't there, for the reason that its own driver gives."""
+        """Refuse unknown properties, and a device that isn't there for the reason that its driver gives."""
         if self.target in core().available_devices:
+            known = core().get_property(self.target, "SUPPORTED_PROPERTIES")
+            for name, value in self.properties.items():
+                if name not in known:
+                    raise ConfigError("device", f"{name}={value}", "one of " + ", ".join(sorted(known)))
             return
         import openvino
         from openvino import opset15

@@ -145,5 +145,3 @@ def _embedding(weight: Any, ids: Any, *_: Any) -> Any:
 @converter("aten::_softmax", "aten::softmax")
 def _softmax(x: Any, dim: int, *_: Any) -> Any:
     return opset.softmax(x, _axis(x, dim)).output(0)
-
-

@@ -63,7 +63,9 @@ class _Making:
         self.hits = 0
         self._lock = threading.Lock()
         calls = context.calls
-        self._weights = frozenset(i for i, x in enumerate(calls[0]) if x is not None) if calls else frozenset()
+        self._weights = (
+            frozenset(i for i, x in enumerate(calls[0]) if x is not None) if calls else frozenset()
+        )
 
     def make(self, constants: Mapping[int, Tensor], tokens: int | None) -> tuple[Model, Converted]:
         """Return a model for `tokens`, None for any number, with these weights in it."""

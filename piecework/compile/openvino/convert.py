@@ -13,7 +13,7 @@ from openvino import opset15 as opset
 from torch import Tensor, fx
 
 from piecework.compile.openvino.tensors import TYPES, shared
-from piecework.graph.passes.arguments import Bound, bind
+from piecework.graph.passes.arguments import Bound, bind, op_name
 from piecework.graph.symbols import expression
 
 Converter = Callable[..., Any]
@@ -150,7 +150,7 @@ class _Conversion:
             return self._values[source][index]
         if isinstance(node.meta.get("val"), torch.SymInt):
             return node.meta["val"]  # sizes stay open: whoever needs one takes it off its own shape
-        name = node.target._schema.name if isinstance(node.target, torch._ops.OpOverload) else str(node.target)
+        name = op_name(node.target)
         if name in _MAKING:
             return Unwritten(node.meta["val"])
         if name not in CONVERTERS:
@@ -173,4 +173,3 @@ class _Conversion:
 
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), value)
         return bind(target, tuple(args), dict(kwargs))
-

@@ -91,15 +91,14 @@ class OpenVinoPiece:
         calls = context.calls
         weights = [i for i, _ in enumerate(calls[0]) if all(c[i] is not None for c in calls)] if calls else []
         self._constants = tuple(weights) if layout.weights == "constants" else ()
-        self._growing = [
-            i for i, n in enumerate(piece.graph.find_nodes(op="placeholder")) if OPEN in dims(n.meta["val"], None)
-        ]
+        values = [n.meta["val"] for n in piece.graph.find_nodes(op="placeholder")]
+        self._growing = [i for i, val in enumerate(values) if OPEN in dims(val, None)]
         self._models: dict[tuple[tuple[int, ...], int | None], Model] = {}
         self._lock = threading.Lock()
         self._start(calls)
         (output,) = piece.graph.find_nodes(op="output")
-        values = [node.meta["val"] for node in output.args[0]]
-        self._sizes = [_Size(tuple(dims(val, None)), val.dtype) for val in values]
+        results = [node.meta["val"] for node in output.args[0]]
+        self._sizes = [_Size(tuple(dims(val, None)), val.dtype) for val in results]
         self.direct = not self._fixed and all(isinstance(r, Made) for r in self._results)
         """Whether results are written into given outputs at once."""
 
@@ -176,10 +175,17 @@ def padded(x: Tensor, rows: int) -> Tensor:
 
 
 def describe(compiled: Any) -> str:
-    """Return the operations that the device runs, one a line, with what its plug-in says of each."""
+    """Return the operations that the device runs, one a line; empty where its plug-in doesn't tell."""
+    try:
+        nodes = compiled.get_runtime_model().get_ordered_ops()
+    except RuntimeError:
+        return ""
     lines = []
-    for node in compiled.get_runtime_model().get_ordered_ops():
-        info = {name: node.get_rt_info()[name].astype(str) for name in ("layerType", "primitiveType", "runtimePrecision") if name in node.get_rt_info()}
+    for node in nodes:
+        info = node.get_rt_info()
+        kind, way = (
+            info[name].astype(str) if name in info else "" for name in ("layerType", "primitiveType")
+        )
         shapes = ", ".join(str(out.get_partial_shape()) for out in node.outputs())
-        lines.append(f"{info.get('layerType', node.get_type_name())} {shapes} {info.get('primitiveType', '')}".rstrip())
+        lines.append(f"{kind or node.get_type_name()} {shapes} {way}".rstrip())
     return "\n".join(lines)
