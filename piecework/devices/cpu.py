@@ -21,7 +21,7 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
-    compilers = ("native", "eager", "inductor", "openvino", "dynamo")
+    compilers: tuple[str, ...] = ("native", "eager", "inductor", "openvino", "dynamo")
     chains = True
 
     def default_dtype(self) -> torch.dtype:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import openvino as ov
 import torch
@@ -16,6 +16,7 @@ from piecework.compile.openvino.tensors import TYPES, shared
 from piecework.graph.passes.arguments import Bound, bind, op_name
 from piecework.graph.symbols import expression
 
+C = TypeVar("C", bound=Callable[..., Any])
 Converter = Callable[..., Any]
 """converter(*arguments), all of the op's schema in order, gives its result or a tuple, as `ov.Output`s."""
 CONVERTERS: dict[str, Converter] = {}
@@ -62,10 +63,10 @@ class Converted:
     results: tuple[Result, ...]
 
 
-def converter(*names: str) -> Callable[[Converter], Converter]:
+def converter(*names: str) -> Callable[[C], C]:
     """Register the converter of these ops."""
 
-    def add(function: Converter) -> Converter:
+    def add(function: C) -> C:
         for name in names:
             CONVERTERS[name] = function
         return function
