@@ -58,14 +58,16 @@ class LoadConfig:
     cache_dir: str | None = setting(None, "where models and caches are kept", flags=("--download-dir",))
     dtype: str = setting(
         "auto",
-        "the run's precision; auto is bfloat16 where the hardware multiplies it, else float32 on a CPU",
+        "the run's precision; auto is the device's choice: on a CPU bfloat16, but float32 for weights in "
+        "float32 or in blocks",
         choices=DTYPES,
     )
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)
     quantization: str = setting(
         "auto",
-        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored; "
-        "gguf keeps a GGUF file's blocks of 4 to 8 bits as they are, where auto makes floats of them",
+        "int8: w8a8-dynamic and w8 quantise a float checkpoint as it is read; auto is as it is stored, "
+        "the blocks of a GGUF file too where they are fast (a CPU, but for float32); gguf keeps them "
+        "anywhere, none makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
     )
@@ -120,8 +122,35 @@ class SchedulerConfig:
 class DeviceConfig:
     """Where the model runs."""
 
-    device: str = setting("cpu", "the device that runs the model")
+    device: str = setting(
+        "cpu",
+        "the device that runs the model, or several, `cuda,cpu`: the next takes over from one that fails",
+    )
+    failover: str = setting(
+        "full",
+        "when another of several devices takes over: off is never, compile while starting, full always",
+        choices=("off", "compile", "full"),
+    )
+    inject_fault: str | None = setting(
+        None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
+    )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
+
+    def __post_init__(self) -> None:
+        check(self)
+        names = self.devices
+        if not all(names) or len(set(names)) < len(names):
+            raise ConfigError("device", self.device, "a device, or several with commas between, each once")
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices in the order in which they are tried."""
+        return tuple(name.strip() for name in self.device.split(","))
+
+    @property
+    def first(self) -> str:
+        """The device that is tried first."""
+        return self.devices[0]
 
 
 @dataclass(frozen=True)

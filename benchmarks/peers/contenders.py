@@ -92,8 +92,10 @@ PRECISIONS: dict[str, Sequence[Contender]] = {
         Contender("transformers", "bfloat16", "float", {"dtype": "bfloat16"}),
     ),
     "int8": (
-        Contender("piecework", "w8a8-dynamic", "float", {"quantization": "w8a8-dynamic"}),
-        Contender("piecework", "w8", "float", {"quantization": "w8"}),
+        Contender(
+            "piecework", "w8a8-dynamic", "float", {"dtype": "bfloat16", "quantization": "w8a8-dynamic"}
+        ),
+        Contender("piecework", "w8", "float", {"dtype": "bfloat16", "quantization": "w8"}),
         Contender("piecework", "Q8_0", "q8_0.gguf", {"quantization": "gguf"}),
         Contender("llama", "Q8_0", "q8_0.gguf"),
         Contender("openvino", "int8", "ir-int8"),

@@ -54,7 +54,7 @@ class CompileContext:
     """What a compiler is told beside the piece.
 
     Attributes:
-        key: the piece's structural key.
+        key: the piece's structural key. index: its place among the distinct pieces.
         cache_dir: where compiled pieces are kept; None keeps none.
         cached: set by a compiler that found the piece there.
         calls: for each call of the piece its inputs that are weights, None for all others.
@@ -64,6 +64,7 @@ class CompileContext:
 
     device: Device
     key: str = ""
+    index: int = 0
     cache_dir: Path | None = None
     strict: bool = False
     max_tokens: int = MAX_TOKENS

@@ -53,9 +53,10 @@ def compile_pieces(
     default one per core.
     """
     known = calls or [()] * len(keys)
-    contexts = [replace(context, key=key, calls=of) for key, of in zip(keys, known, strict=True)]
-    for index in range(len(pieces)):
-        context.device.notify("compile", index)
+    contexts = [
+        replace(context, key=key, index=index, calls=of)
+        for index, (key, of) in enumerate(zip(keys, known, strict=True))
+    ]
     workers = min(threads or os.cpu_count() or 1, len(pieces))
     if not compiler.parallel or workers < 2:
         done = [_compile(piece, c, compiler) for piece, c in zip(pieces, contexts, strict=True)]
@@ -69,8 +70,11 @@ def _compile(
     piece: fx.GraphModule, context: CompileContext, compiler: Compiler
 ) -> tuple[CompiledPiece, PieceRecord]:
     start, failure, lasting = now(), None, False
+    if not getattr(compiler, "announces", False):
+        context.device.notify("compile", context.index)
     try:
         compiled = compiler.compile(piece, context)
+        failure = getattr(compiled, "failure", None)
         context.counters.add("compiles")
     except CompileError as error:
         lasting = isinstance(error, NotForCompilerError)

@@ -57,12 +57,20 @@ class Device(ABC):
         return cls()
 
     @abstractmethod
-    def default_dtype(self) -> torch.dtype:
-        """Return the precision that `dtype=auto` means here."""
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
+        """Return the precision that `dtype=auto` means here.
+
+        `stored` says what the weights are: a precision's name, `blocks` where they stay those of a GGUF
+        file, or None where the checkpoint doesn't say.
+        """
 
     @abstractmethod
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Say whether models can run in `dtype` here."""
+
+    def keeps_blocks(self) -> bool:
+        """Say whether `quantization=auto` leaves the matrices of a GGUF file in their blocks here."""
+        return False
 
     @abstractmethod
     def free_memory(self) -> int:
@@ -141,9 +149,13 @@ class Device(ABC):
         return piece(inputs, outputs)
 
     def notify(  # noqa: B027 - hardware has no use for it
-        self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
+        self,
+        point: Literal["compile", "capture", "step", "piece", "done"],
+        index: int,
+        tensors: Sequence[Tensor] = (),
     ) -> None:
         """Say what happens next: compile of distinct piece, capture, or step number `index`, from 0.
 
-        `done` comes after the step, with its results. This is where a device for tests has its faults.
+        `piece` is the run of a distinct piece that can move to another device. `done` comes after the step,
+        with its results. This is where a device for tests has its faults.
         """

@@ -24,14 +24,24 @@ class CpuDevice(Device):
     compilers: tuple[str, ...] = ("native", "eager", "inductor", "openvino", "dynamo")
     chains = True
 
-    def default_dtype(self) -> torch.dtype:
-        """bfloat16 where the CPU multiplies it in hardware, else float32."""
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
+        """bfloat16, of which a decode step reads half the bytes, where it is fast.
+
+        But float32 for weights that are float32, and beside blocks: little is left to read then, and the
+        rounding to bfloat16 would add to that of the inputs to 8 bits.
+        """
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        return torch.bfloat16 if fast else torch.float32
+        if stored in ("float32", "blocks") or not (fast or library() is not None):
+            return torch.float32
+        return torch.bfloat16
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Any float type runs; 16-bit ones are emulated where the CPU lacks them."""
         return dtype in (torch.float32, torch.bfloat16, torch.float16)
+
+    def keeps_blocks(self) -> bool:
+        """With the kernels."""
+        return library() is not None
 
     def free_memory(self) -> int:
         """Return the host memory that is left."""

@@ -65,7 +65,7 @@ class CudaDevice(Device):
             raise ConfigError("device", f"cuda:{options}", "cuda or cuda:<number>")
         return cls(int(options or 0))
 
-    def default_dtype(self) -> torch.dtype:
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
         """bfloat16 where the GPU has it in hardware, else float16."""
         capable = torch.cuda.get_device_capability(self.torch_device) >= _AMPERE
         return torch.bfloat16 if capable else torch.float16

@@ -53,11 +53,19 @@ class OpenVinoDevice(CpuDevice):
             raise ConfigError("device", f"openvino:{options}", allowed)
         return cls(target, {key: value for key, _, value in pairs})
 
-    def default_dtype(self) -> torch.dtype:
-        """Return the shortest float type that the device computes in without emulation."""
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
+        """Return the shortest float type that the device computes in without emulation, or that of the weights
+        where they are float32.
+        """
+        if stored == "float32":
+            return torch.float32
         has = capabilities(self.target)
         wanted = (torch.bfloat16,) if self.target == DEFAULT else (torch.float16, torch.bfloat16)
         return next((dtype for dtype in wanted if _PRECISIONS[dtype] in has), torch.float32)
+
+    def keeps_blocks(self) -> bool:
+        """No: there is nothing of OpenVINO's for ops on blocks."""
+        return False
 
     def fingerprint(self) -> str:
         """Return the device's full name, its driver and OpenVINO's version, beside the host's kernels."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from piecework.devices.base import Device
 from piecework.devices.cpu import CpuDevice
 from piecework.devices.cuda import CudaDevice
+from piecework.devices.injected import PlannedFault, with_faults
 from piecework.devices.openvino import OpenVinoDevice
 from piecework.devices.sim import SimDevice
 from piecework.errors import ConfigError
@@ -25,15 +27,16 @@ def known_devices() -> list[str]:
     return sorted({*_BUILT_IN, *(entry.name for entry in entry_points(group=GROUP))})
 
 
-def make_device(name: str) -> Device:
+def make_device(name: str, faults: Sequence[PlannedFault] = ()) -> Device:
     """Make the device `name`; what follows a colon goes to the device (`sim:host`).
 
-    An unknown name is a ConfigError that lists the known ones.
+    An unknown name is a ConfigError that lists the known ones. `faults` will happen on it.
     """
     kind, colon, options = name.partition(":")
     if colon and not options:
         raise ConfigError("device", name, f"a name without a colon, or with options behind it: {kind}")
-    return device_class(kind, name).from_options(options)
+    found = device_class(kind, name)
+    return with_faults(found, options, faults) if faults else found.from_options(options)
 
 
 def device_class(kind: str, name: str | None = None) -> type[Device]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from piecework.config import EngineConfig
 from piecework.engine.outputs import Delta, EngineStats
@@ -24,9 +24,21 @@ log = logging.getLogger("piecework.engine")
 class Engine:
     """Runs requests on a runner. Every request that is added ends exactly once, with a reason."""
 
-    def __init__(self, runner: Runner, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        config: EngineConfig,
+        successor: Callable[[Exception], Runner | None] = lambda error: None,
+    ) -> None:
+        """Begin without requests.
+
+        `successor` is asked when a step fails: for the runner that takes over, or None where the failure is
+        not one that another runner could do better; it raises where there is none left.
+        """
         self._runner = runner
+        self._successor = successor
         self.pool = PagePool(runner.cache.num_pages)
+        self._room = self.pool.usable * runner.cache.page_size
         self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
@@ -53,6 +65,7 @@ class Engine:
         self._total += 1
         self._prompt_tokens += len(request.prompt_ids)
         self.scheduler.add(request)
+        self._end_if_too_long(request)
 
     def abort(self, request_id: str) -> None:
         """End all samples of a request as aborted; an unknown or ended id is nothing to do."""
@@ -65,7 +78,10 @@ class Engine:
             self._end(request, request.end(reason, error))
 
     def step(self) -> None:
-        """Run one step. When it raises, the requests that were part of it have ended with an error."""
+        """Run one step. When it raises, the requests that were part of it have ended with an error.
+
+        Where another runner takes over, the step never happened, and the next one starts to compute again.
+        """
         time = self._runner.profile.time
         with time("schedule"):
             step = self.scheduler.schedule()
@@ -76,9 +92,8 @@ class Engine:
         try:
             results = self._runner.execute(items)
         except Exception as error:
-            for scheduled in step:
-                self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {error}"))
-            raise
+            self._step_failed(step, error)
+            return
         with time("results"):
             for scheduled, result in zip(step, results, strict=True):
                 self._take(scheduled, result)
@@ -97,6 +112,34 @@ class Engine:
             steps_total=self._steps,
             finished=dict(self._finished),
         )
+
+    def _step_failed(self, step: Sequence[Scheduled], error: Exception) -> None:
+        try:
+            runner = self._successor(error)
+            if runner is None:
+                raise error
+        except Exception as final:
+            for scheduled in step:
+                self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {final}"))
+            raise
+        self._runner = runner
+        self.pool = PagePool(runner.cache.num_pages)
+        self._room = self.pool.usable * runner.cache.page_size
+        self.scheduler.restart(self.pool, runner.cache.page_size)
+        for request in [one for samples in self._requests.values() for one in samples.values()]:
+            self._end_if_too_long(request)
+
+    def _end_if_too_long(self, request: Request) -> None:
+        """End a request that the cache can never hold: the runner that it was admitted for had more room."""
+        room, prompt = self._room, len(request.prompt_ids)
+        if prompt + request.max_tokens <= room:
+            return
+        if request.params.max_tokens is None and prompt + len(request.output_ids) < room:
+            request.max_tokens = room - prompt  # it asked for whatever fits
+            return
+        device = self._runner.device.name
+        error = f"the device {device} took over and has room for {room} tokens; this request may need "
+        self._end(request, request.end("error", error + str(prompt + request.max_tokens)))
 
     def _take(self, scheduled: Scheduled, result: ItemResult) -> None:
         request = scheduled.request

@@ -13,11 +13,11 @@ from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.kvcache import page_bytes
 from piecework.models.config import ModelConfig
-from piecework.ops.block_kinds import KINDS
 from piecework.quantization.choose import choose_reader, stated_reader
 from piecework.quantization.sizes import float_outline, weight_bytes
-from piecework.runner.load import choose_dtype, context_limit
+from piecework.runner.load import context_limit
 from piecework.runner.memory import plan_pages
+from piecework.runner.precision import settle
 from piecework.runner.programs import layer_shapes
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
@@ -88,19 +88,19 @@ def fit(config: EngineConfig) -> Fit:
         ModelError: the model isn't on this machine or can't be read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device, load = make_device(config.device.device), config.load
+    device, load = make_device(config.device.first), config.load
     source = resolve(load.model, revision=load.revision, cache_dir=load.cache_dir, fetch=False)
     with closing(
         open_checkpoint(source, load.load_format, load.seed, cache_dir=load.cache_dir)
     ) as checkpoint:
         model = ModelConfig.from_dict(checkpoint.config)
         limit = context_limit(load.max_model_len, model)
-        dtype = choose_dtype(load.dtype, device)
+        dtype, quantization = settle(load, checkpoint, model.dtype, device)
         free = device.free_memory()
-        asked = _choice(config, model, checkpoint, dtype, load.quantization, free)
+        asked = _choice(config, model, checkpoint, dtype, quantization, free)
         others = [
-            _choice(config, model, checkpoint, other, quantization, free)
-            for other, quantization in _others(checkpoint, device, dtype, load.quantization)
+            _choice(config, model, checkpoint, other, form, free)
+            for other, form in _others(checkpoint, device, dtype, quantization)
         ]
         pages, reason = 1, None
         if asked.weight_bytes < free:
@@ -146,17 +146,13 @@ def _others(
     checkpoint: Checkpoint, device: Device, dtype: torch.dtype, asked: str
 ) -> Iterator[tuple[torch.dtype, str]]:
     """Yield what else could be chosen: other precisions, and other forms of float weights."""
-    stored = "auto" if asked in ("auto", "none") else asked
-    forms = ["auto"]
+    blocks = isinstance(checkpoint, GgufCheckpoint) and checkpoint.has_blocks
+    plain = "none" if blocks else "auto"  # for blocks, auto is the device's choice
+    stored = plain if asked in ("auto", "none") else asked
+    forms = [plain]
     if not isinstance(checkpoint, DummyCheckpoint) and stated_reader(checkpoint) is None:
-        forms.append("w8a8-dynamic")
-        if isinstance(checkpoint, GgufCheckpoint) and _has_blocks(checkpoint):
-            forms.append("gguf")
+        forms += ["w8a8-dynamic", *(["gguf"] if blocks else [])]
     for form in forms:
-        for other in (torch.float32, torch.bfloat16) if form == "auto" else (dtype,):
+        for other in (torch.float32, torch.bfloat16) if form == plain else (dtype,):
             if (other, form) != (dtype, stored) and device.supports_dtype(other):
                 yield other, form
-
-
-def _has_blocks(checkpoint: GgufCheckpoint) -> bool:
-    return any(checkpoint.kind(name).name in KINDS for name in checkpoint.names())

@@ -129,7 +129,17 @@ class Scheduler:
                 return False
         return True
 
+    def restart(self, pool: PagePool, page_size: int) -> None:
+        """Go on with another cache, in which there is nothing: what ran is computed again, first of all."""
+        for request in reversed(list(self.running)):
+            self._wait_again(request)
+        self._pool, self._page_size = pool, page_size
+
     def _preempt(self, request: Request) -> None:
+        self._wait_again(request)
+        self.preemptions += 1
+
+    def _wait_again(self, request: Request) -> None:
         del self.running[request]
         self._release(request)
         request.computed = 0
@@ -137,7 +147,6 @@ class Scheduler:
             request.prompt_logprobs.clear()
         self.waiting[request] = None
         self.waiting.move_to_end(request, last=False)
-        self.preemptions += 1
 
     def _release(self, request: Request) -> None:
         self._pool.release(request.pages)

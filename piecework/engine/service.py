@@ -18,9 +18,12 @@ from piecework.engine.engine import Engine
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener, Request
 from piecework.errors import EngineDeadError, QueueFullError, RequestError
+from piecework.failsafe.errors import ExhaustedError
+from piecework.failsafe.events import Event
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.runner.load import load
+from piecework.runner.failover import Runners
+from piecework.runner.load import Loaded
 from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
@@ -50,7 +53,8 @@ class Service:
         self.config = config
         self.profile = Profile(config.profile)
         depth = debug.level()
-        loaded = load(config, self.profile)
+        self._runners = Runners(config, self.profile)
+        loaded = self._runners.loaded
         if depth:
             from piecework.explain.layers import show_layers
 
@@ -58,18 +62,10 @@ class Service:
         self.model_config: ModelConfig = loaded.model_config
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.model_name: str = config.load.served_model_name or config.load.model
-        self.max_model_len: int = loaded.max_model_len
         self.default_params: SamplingParams = loaded.default_params
-        self.device_name: str = loaded.runner.device.name
-        self.weight_bytes: int = loaded.weight_bytes
-        self.kv_bytes: int = loaded.runner.cache.nbytes
-        self.dtype: str = str(loaded.runner.cache.dtype).removeprefix("torch.")
         self.observers: list[Observer] = []
-        self._admission = Admission(
-            loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
-        )
-        self.runner: Runner = loaded.runner
-        self._engine = Engine(loaded.runner, config)
+        self._use(loaded)
+        self._engine = Engine(loaded.runner, config, self._successor)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
         self._lock = threading.Condition()
@@ -83,6 +79,20 @@ class Service:
         loaded.runner.device.release_threads()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
+
+    def _use(self, loaded: Loaded) -> None:
+        """Show what the runner in use is like, and admit what it has room for."""
+        runner = loaded.runner
+        self.max_model_len: int = loaded.max_model_len
+        self.device_name: str = self._runners.active_device
+        self.weight_bytes: int = loaded.weight_bytes
+        self.kv_bytes: int = runner.cache.nbytes
+        self.dtype: str = str(runner.cache.dtype).removeprefix("torch.")
+        self._admission = Admission(
+            loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
+        )
+        self.runner: Runner = runner
+        self._counters = (runner.programs.counters, runner.programs.head_counters)
 
     def submit(
         self,
@@ -157,15 +167,26 @@ class Service:
 
     def graph_counters(self) -> dict[str, dict[str, int]]:
         """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""
-        programs = self.runner.programs
-        return {"body": programs.counters.snapshot(), "head": programs.head_counters.snapshot()}
+        body, head = self._counters
+        return {"body": body.snapshot(), "head": head.snapshot()}
+
+    def failovers(self) -> tuple[Event, ...]:
+        """Return the moves from one device to another since the start."""
+        return self._runners.events
 
     def health(self) -> dict[str, Any]:
-        """Return status (`ok` or `dead`), device, and the events that led to it."""
-        events = [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
+        """Return status, device, and the events that led to it.
+
+        `ok`; `degraded` where a device or a piece of the model failed and another device does its work, or
+        is about to; or `dead`.
+        """
+        events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
+        events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
+        moved = any(counters.moved_pieces for counters in self._counters)
+        usable = "degraded" if self._runners.degraded or moved else "ok"
         return {
-            "status": "ok" if self._dead is None and not self._closing else "dead",
-            "device": self.device_name,
+            "status": usable if self._dead is None and not self._closing else "dead",
+            "device": self._runners.active_device,
             "events": events,
         }
 
@@ -215,12 +236,23 @@ class Service:
                 failures = 0
             except Exception as error:
                 failures += 1
+                if isinstance(error, ExhaustedError) and self._runners.gone:
+                    self._die(str(error))
+                    return
                 log.exception("a step failed (%d of %d in a row)", failures, _FAILURES_UNTIL_DEAD)
                 if failures == _FAILURES_UNTIL_DEAD:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
             self._publish_stats()
         self._finish_all("abort", None)
+
+    def _successor(self, error: Exception) -> Runner | None:
+        """Let the next device take over where it was the device that failed."""
+        loaded = self._runners.successor(error)
+        if loaded is None:
+            return None
+        self._use(loaded)
+        return loaded.runner
 
     def _has_something_to_do(self) -> bool:
         return bool(self._closing or self._arrivals or self._aborts or self._engine.has_work)

@@ -15,9 +15,11 @@ from piecework.explain.weights import describe_weights
 from piecework.graph.passes.sets import default_fusions
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.runner.load import choose_dtype, context_limit, piece_folder
+from piecework.runner.load import context_limit, piece_folder
+from piecework.runner.precision import settle
 from piecework.runner.programs import Programs, make_programs
 from piecework.runner.recipe import Recipe, make_recipe
+from piecework.runner.spare import Spares
 from piecework.weights.source import resolve
 
 
@@ -30,19 +32,20 @@ def explain(config: EngineConfig) -> Report:
         ModelError, ConfigError: as when the model is loaded.
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
-    device = make_device(config.device.device)
+    device = make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
     checkpoint = open_outline(source, options)
     model_config = ModelConfig.from_dict(checkpoint.config)
-    dtype = choose_dtype(options.dtype, device)
+    dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
     limit = context_limit(options.max_model_len, model_config)
-    recipe = make_recipe(config, device, model_config, dtype, limit)
+    spares = Spares(config.device.devices[1:])
+    recipe = make_recipe(config, device, model_config, dtype, limit, spares)
     model = outline(
         model_config,
         checkpoint,
-        options.quantization,
+        quantization,
         dtype=dtype,
         device=device.torch_device,
         max_positions=limit,

@@ -29,8 +29,9 @@ def open_outline(source: Source, options: LoadConfig) -> Checkpoint:
     if options.load_format == "dummy":
         return plain
     says_so = any(plain.config.get(key) for key in ("quantization_config", "compression_config"))
-    folder = Path(source.path)
-    if says_so or options.quantization == "gguf" or (folder.is_dir() and description_of(folder) is not None):
+    path = Path(source.path)
+    in_blocks = options.quantization in ("auto", "gguf") and path.suffix == ".gguf"
+    if says_so or in_blocks or (path.is_dir() and description_of(path) is not None):
         return open_checkpoint(source, options.load_format, options.seed, cache_dir=options.cache_dir)
     return plain
 

@@ -16,6 +16,7 @@ class Counters:
         stored_programs: programs that came out of the disk cache; their other counts are of their making.
         compiles: distinct pieces compiled; cache_hits: those of them that came out of the disk cache.
         compile_failures: pieces that run uncompiled because their compiler failed.
+        moved_pieces: pieces that run on another device because theirs failed.
         captures, replays: device graphs made and run. eager_runs: runs outside a graph; chained_runs: those
             of them that were one call of the device's library.
         padded_tokens: rows that were computed for nothing.
@@ -31,6 +32,7 @@ class Counters:
     compiles: int = 0
     cache_hits: int = 0
     compile_failures: int = 0
+    moved_pieces: int = 0
     captures: int = 0
     replays: int = 0
     eager_runs: int = 0

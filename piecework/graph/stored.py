@@ -28,6 +28,7 @@ from piecework.compile.pieces import PieceRecord, tell
 from piecework.compile.plan import read_plan, spell_plan
 from piecework.compile.source import SourcePiece, overload, read, spell
 from piecework.devices.base import Device
+from piecework.devices.injected import FaultyDevice
 from piecework.graph.binding import Binding
 from piecework.graph.counters import Counters
 from piecework.graph.program import HoleCall, PieceCall, Program, Slot
@@ -108,6 +109,7 @@ class ProgramStore:
 def storable(device: Device) -> bool:
     """Whether programs may be kept: what other packages bring may change without a trace here."""
     own = type(device).__module__.startswith("piecework.")
+    own = own and not (isinstance(device, FaultyDevice) and device.fails_to_compile)
     return own and not any(entry_points(group="piecework.passes"))
 
 

@@ -27,7 +27,7 @@ class ModelConfig:
         max_position: the longest context, in tokens; yarn's extension is included.
         windows: per layer how many tokens attention sees, the token itself among them; 0 is all.
         num_experts: 0 for a dense model. `is_moe` says which layers have experts.
-        dtype: the precision the checkpoint states.
+        dtype: the precision that the checkpoint states, None where it states none.
         bos_id, eos_ids: first and end tokens, as far as config.json gives them.
     """
 
@@ -55,7 +55,7 @@ class ModelConfig:
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
-    dtype: str = "float32"
+    dtype: str | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
 
@@ -177,11 +177,11 @@ def _experts(config: Fields) -> dict[str, Any]:
     }
 
 
-def _dtype(config: Fields) -> str:
+def _dtype(config: Fields) -> str | None:
     name = "dtype" if config.get("dtype") is not None else "torch_dtype"
     stated = config.get(name)
     if stated is None:
-        return "float32"
+        return None
     if stated not in DTYPES:
         raise config.error(name, "one of " + ", ".join(DTYPES))
     return str(stated)

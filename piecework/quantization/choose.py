@@ -28,7 +28,8 @@ def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint
     A GGUF file whose blocks shall stay as they are is its own reader.
 
     Args:
-        asked: `auto` (what the checkpoint is), `none`, a scheme or a format, see `LoadConfig.quantization`.
+        asked: `auto` (what the checkpoint is, blocks as floats), `none`, a scheme or a format, see
+            `LoadConfig.quantization`.
 
     Raises:
         ModelError: the checkpoint is quantised in a way that isn't read.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from piecework.cache import cache_root
 from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
@@ -19,12 +17,15 @@ from piecework.profile import Profile
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
+from piecework.runner.precision import settle
 from piecework.runner.programs import make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
+from piecework.runner.spare import Spares
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
+from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
 from piecework.weights.source import resolve
 
@@ -33,7 +34,10 @@ log = logging.getLogger("piecework.load")
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model that is ready to run, and what the engine must know of it."""
+    """A model that is ready to run, and what the engine must know of it.
+
+    `dtype` and `quantization` are the settings that make the same of it on another device.
+    """
 
     runner: Runner
     model_config: ModelConfig
@@ -42,16 +46,22 @@ class Loaded:
     eos_ids: tuple[int, ...]
     max_model_len: int
     weight_bytes: int
+    dtype: str
+    quantization: str
 
 
-def load(config: EngineConfig, profile: Profile) -> Loaded:
-    """Load what `config.load` names onto `config.device`.
+def load(
+    config: EngineConfig, profile: Profile, device: Device | None = None, spares: Spares | None = None
+) -> Loaded:
+    """Load what `config.load` names onto `device`, by default the one that `config.device` names.
+
+    `spares` are devices for pieces that fail there.
 
     Raises:
         ModelError: the model can't be found or read.
         ConfigError: a setting doesn't fit the model or the device.
     """
-    device = make_device(config.device.device)
+    device = device or make_device(config.device.first)
     device.set_threads(config.device.threads)
     options = config.load
     with profile.time("load.source"):
@@ -61,10 +71,11 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
     try:
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
-            reader = choose_reader(checkpoint, options.quantization)
-            dtype = choose_dtype(options.dtype, device)
+            dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
+            reader = choose_reader(checkpoint, quantization)
+            in_floats = isinstance(checkpoint, GgufCheckpoint) and quantization == "auto"
             limit = context_limit(options.max_model_len, model_config)
-            recipe = make_recipe(config, device, model_config, dtype, limit)
+            recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
             tokenizer_source = source
             if options.tokenizer is not None:
@@ -106,15 +117,9 @@ def load(config: EngineConfig, profile: Profile) -> Loaded:
         eos_ids=tuple(sorted(eos)),
         max_model_len=fits,
         weight_bytes=weight_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        quantization="none" if in_floats else quantization,
     )
-
-
-def choose_dtype(name: str, device: Device) -> torch.dtype:
-    """Return the precision to run in; `auto` is the device's own choice."""
-    dtype: torch.dtype = device.default_dtype() if name == "auto" else getattr(torch, name)
-    if not device.supports_dtype(dtype):
-        raise ConfigError("dtype", name, f"a precision that {device.name} runs")
-    return dtype
 
 
 def piece_folder(config: EngineConfig) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
 from piecework.runner.recipe import HeadPasses, Recipe
+
+log = logging.getLogger("piecework.capture")
 
 # Graphs get at most this share of the memory that is free beside the weights; the KV cache has the rest.
 _GRAPH_SHARE = 0.5
@@ -101,7 +104,8 @@ def make_programs(
     """
     settings, choices = config.compilation_config, recipe.capture
     counters, head_counters = Counters(), Counters()
-    store = _store(model, config, device, cache_dir) if stored else None
+    keeps = stored and not recipe.guards_runs
+    store = _store(model, config, device, cache_dir) if keeps else None
     body = store.load("body", model, counters) if store else None
     head = store.load("head", model, head_counters) if store else None
     if body is None or head is None:
@@ -118,6 +122,10 @@ def make_programs(
             head = build_head_program(model, made)
             if store:
                 store.save("head", head, model, head_counters)
+    if any(getattr(piece, "moved", False) for piece in (*body.pieces, *head.pieces)):
+        if device.captures:
+            log.warning("nothing is captured on %s: a piece runs on another device", device.name)
+        choices = CaptureOptions("eager", "eager")
     largest = max((*choices.full_sizes, *choices.piecewise_sizes), default=1)
     buffers = StaticBuffers(
         device,

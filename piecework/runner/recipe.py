@@ -17,8 +17,10 @@ from piecework.compile.registry import PREFIX, make_compiler
 from piecework.config import EngineConfig
 from piecework.devices import Device
 from piecework.errors import ConfigError
+from piecework.failsafe.policy import Policy
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
+from piecework.runner.spare import FailsafeCompiler, Spares
 
 if TYPE_CHECKING:
     from piecework.graph.passes import PassManager, Report, Structure
@@ -46,12 +48,29 @@ class Recipe:
     capture: CaptureOptions
     compiler_name: str
     make_passes: Callable[[Structure], PassManager]
+    spares: Spares | None = None
+    policy: Policy | None = None
+    at_run: bool = False
     _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def guards_runs(self) -> bool:
+        """Whether pieces can move when they run, which pieces that come from the disk can't."""
+        full = self.policy is not None and self.policy.failover == "full"
+        return self.spares is not None and bool(self.spares.names) and full and self.at_run
 
     @functools.cached_property
     def compiler(self) -> Compiler:
-        """The compiler of pieces."""
-        return make_compiler(self.compiler_name)
+        """The compiler of pieces; with `spares` a piece that fails goes to one of those devices."""
+        made = make_compiler(self.compiler_name)
+        if (
+            self.spares is None
+            or not self.spares.names
+            or self.policy is None
+            or self.policy.failover == "off"
+        ):
+            return made
+        return FailsafeCompiler(made, self.spares, self.policy, self.guards_runs)
 
     def passes(self, model: CausalLM) -> PassManager:
         """The passes of the model's graph: what there is to fuse depends on how its layers are quantised."""
@@ -64,9 +83,16 @@ class Recipe:
 
 
 def make_recipe(
-    config: EngineConfig, device: Device, model: ModelConfig, dtype: torch.dtype, max_len: int
+    config: EngineConfig,
+    device: Device,
+    model: ModelConfig,
+    dtype: torch.dtype,
+    max_len: int,
+    spares: Spares | None = None,
 ) -> Recipe:
     """Settle compiler, passes, graph modes and sizes for contexts of at most `max_len` tokens.
+
+    `spares` are devices for pieces that fail on `device`.
 
     Raises:
         ConfigError: a splitting op, compiler, pass, mode or size that doesn't exist, or that the device or
@@ -85,6 +111,9 @@ def make_recipe(
         capture,
         compiler_name(settings.compiler, device),
         functools.partial(make_passes, config, device, model, dtype),
+        spares,
+        Policy(config.device.failover),  # type: ignore[arg-type]
+        at_run=not device.chains and capture.decode == capture.prefill == "eager",
     )
     if settings.compiler != "auto":
         _ = recipe.compiler

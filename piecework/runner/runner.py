@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -16,6 +18,8 @@ from piecework.runner.programs import Programs
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
 from piecework.runner.steps import LAYER, StepTeller
 from piecework.sampling import TokenLogprob
+
+log = logging.getLogger("piecework.runner")
 
 # The head runs on this many prompt rows at a time, since each row gives a vocabulary of floats.
 _HEAD_ROWS = 128
@@ -68,6 +72,15 @@ class Runner:
                     scored = self._score(rows, item.prompt_targets, item.prompt_top)
                     results[i] = results[i]._replace(prompt_logprobs=scored)
         return results
+
+    def close(self) -> None:
+        """Give graphs, cache and weights back to the device; the runner can't be used after that."""
+        try:
+            self.graphs.release()
+        except Exception as error:  # of a device that is lost; what it held is lost, too
+            log.info("the graphs of %s can't be released: %s", self.device.name, error)
+        del self.graphs, self.cache, self.programs
+        gc.collect()  # graphs of modules refer to each other
 
     def _score(self, rows: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []

@@ -18,6 +18,7 @@ _EVENTS = {
     "compiles": "Distinct pieces compiled",
     "cache_hits": "Compiled pieces that came out of the disk cache",
     "compile_failures": "Pieces that run uncompiled because their compiler failed",
+    "moved_pieces": "Pieces that run on another device because theirs failed",
     "captures": "Device graphs captured",
     "replays": "Device graphs replayed",
     "eager_runs": "Runs outside a graph",

@@ -17,20 +17,23 @@ def info_router(state: ServerState) -> APIRouter:
     """The routes, bound to one server's state. Plain functions run in a thread: they may wait for a lock."""
     router = APIRouter()
     service = state.service
-    model = {
-        "id": service.model_name,
-        "object": "model",
-        "created": int(time.time()),
-        "owned_by": "piecework",
-        "max_model_len": service.max_model_len,
-    }
+    created = int(time.time())
+
+    def model() -> dict[str, Any]:
+        return {
+            "id": service.model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "piecework",
+            "max_model_len": service.max_model_len,  # less where a smaller device took over
+        }
 
     def models() -> dict[str, Any]:
-        return {"object": "list", "data": [model]}
+        return {"object": "list", "data": [model()]}
 
     def one_model(name: str) -> dict[str, Any]:
         state.check_model(name)
-        return model
+        return model()
 
     def health() -> Response:
         """200 only where a generation is possible."""

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from piecework.engine.outputs import Delta
 from piecework.sampling import SamplingParams
+from piecework.server.failover_metrics import failover_metrics
 from piecework.server.graph_metrics import graph_metrics
 from piecework.version import __version__
 
@@ -103,6 +104,7 @@ class _EngineCollector(Collector):
         for reason in sorted({"stop", "length", "abort", "error", *stats.finished}):
             ended.add_metric([reason], stats.finished.get(reason, 0))
         yield ended
+        yield from failover_metrics(self._service)
         yield from graph_metrics(self._service.graph_counters())
         yield from self._profile()
 

@@ -116,11 +116,11 @@ def test_results_are_written_where_they_are_wanted() -> None:
 
 
 def test_weights_that_no_call_has_are_compiled_later_and_counted() -> None:
-    weight, another = torch.randn(2, 6, HIDDEN)
+    weight, another, third = torch.randn(3, 6, HIDDEN)
     told = context([weight], before=1)
     piece = OpenVinoCompiler(LAYOUTS[0]).compile(piece_of(OPS.linear, [torch.ones(5, HIDDEN), weight]), told)
     x = torch.randn(3, HIDDEN)
-    for w, recompiles in ((weight, 0), (another, 1), (weight, 1)):
+    for w, recompiles in ((weight, 0), (another, 1), (weight, 1), (third, 1)):
         torch.testing.assert_close(piece([x, w])[0], x @ w.T)
         assert told.counters.recompiles == recompiles
     assert piece.models == 2

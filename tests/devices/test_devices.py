@@ -38,6 +38,28 @@ def test_the_cpu_captures_nothing():
     assert cpu.place(tensor) is tensor
 
 
+@pytest.mark.parametrize(
+    ("stored", "kernels", "dtype"),
+    [
+        ("bfloat16", True, torch.bfloat16),
+        ("float16", True, torch.bfloat16),
+        (None, True, torch.bfloat16),
+        ("float32", True, torch.float32),
+        ("blocks", True, torch.float32),
+        ("bfloat16", False, torch.float32),
+    ],
+)
+def test_the_precision_that_auto_means_on_the_cpu(
+    stored: str | None, kernels: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("piecework.devices.cpu.library", lambda: object() if kernels else None)
+    for feature in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        monkeypatch.setattr(torch.cpu, feature, lambda: False)
+    cpu = make_device("cpu")
+    assert cpu.default_dtype(stored) == dtype
+    assert cpu.keeps_blocks() == kernels
+
+
 def test_cuda_overrides_what_a_device_that_captures_needs():
     needed = {"capture", "weak_reference", "new_pool", "warm_up", "free_memory", "synchronize"}
     assert needed <= set(vars(CudaDevice))

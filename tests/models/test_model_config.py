@@ -38,7 +38,7 @@ def test_absent_fields_take_the_defaults_of_transformers() -> None:
     config = ModelConfig.from_dict(PLAIN)
     assert (config.head_dim, config.rms_norm_eps, config.tie_embeddings) == (16, 1e-6, False)
     assert config.rope == RopeConfig(theta=10000.0)
-    assert (config.bos_id, config.eos_ids, config.dtype) == (None, (), "float32")
+    assert (config.bos_id, config.eos_ids, config.dtype) == (None, (), None)
     assert ModelConfig.from_dict({**PLAIN, "num_key_value_heads": None}).num_kv_heads == 4
     assert ModelConfig.from_dict({**PLAIN, "architectures": ["Qwen3ForCausalLM"]}).head_dim == 128
     assert ModelConfig.from_dict({**PLAIN, "architectures": ["MistralForCausalLM"]}).window(0) == 4096

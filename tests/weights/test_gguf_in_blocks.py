@@ -9,9 +9,10 @@ import pytest
 import torch
 from gguf_blocks import encode
 from gguf_files import model_metadata, model_tensors, write_gguf
-from tiny import tiny_model
+from tiny import save_tiny, tiny_model
 
 from piecework.config import EngineConfig
+from piecework.engine.fit import fit
 from piecework.errors import ConfigError
 from piecework.explain.explain import explain
 from piecework.explain.text import headline
@@ -19,11 +20,14 @@ from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinea
 from piecework.layers.linear import Linear
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
+from piecework.native import library
 from piecework.ops.block_kinds import KINDS, OF_SIZE
 from piecework.ops.block_packing import kind_of
+from piecework.profile import Profile
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.quantization.sizes import float_outline, weight_bytes
+from piecework.runner.load import load
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -183,6 +187,34 @@ def test_only_gguf_files_have_blocks() -> None:
 
     with pytest.raises(ConfigError, match=r"quantization.*/models/float is no GGUF file"):
         choose_reader(Other(), "gguf")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "settings", "in_blocks", "dtype"),
+    [
+        ({"": "Q4_1"}, {}, True, "float32"),
+        ({"": "Q4_1"}, {"dtype": "bfloat16"}, True, "bfloat16"),
+        ({"": "Q4_1"}, {"dtype": "float32"}, False, "float32"),
+        ({"": "Q4_1"}, {"dtype": "float32", "quantization": "gguf"}, True, "float32"),
+        ({"": "Q4_1"}, {"quantization": "none"}, False, "bfloat16"),
+        ({"": "Q4_1"}, {"device": "sim"}, False, "float32"),
+        ({}, {}, False, "float32"),
+    ],
+    ids=["auto", "bfloat16", "float32", "both", "none", "sim", "float file"],
+)
+def test_auto_keeps_blocks_where_they_are_fast(
+    tmp_path: Path, kinds: dict[str, str], settings: dict[str, Any], in_blocks: bool, dtype: str
+) -> None:
+    if library() is None:
+        pytest.skip("there are no kernels here")
+    tokenizer = save_tiny(tmp_path / "tokenizer", "qwen3", tokenizer=True)
+    paths = {"model": str(_path(tmp_path, "qwen3", kinds)), "tokenizer": str(tokenizer)}
+    config = EngineConfig.from_flat({**paths, "max_model_len": 64, "num_pages": 8, **settings})
+    model = load(config, Profile()).runner.programs.model
+    assert bool(_kinds_of(model)) == in_blocks
+    assert model.dtype == getattr(torch, dtype)
+    assert ("Q4_1" in headline(explain(config))) == in_blocks
+    assert (fit(config).asked.quantization == "gguf") == in_blocks
 
 
 def test_blocks_without_a_kernel_are_told(

@@ -62,9 +62,8 @@ class _Making:
         self.cache = PieceCache(folder / FOLDER) if folder is not None and layout.kept else None
         self.hits = 0
         self._lock = threading.Lock()
-        calls = context.calls
-        self._weights = (
-            frozenset(i for i, x in enumerate(calls[0]) if x is not None) if calls else frozenset()
+        self._weights = frozenset(
+            (i, x.data_ptr()) for call in context.calls for i, x in enumerate(call) if x is not None
         )
 
     def make(self, constants: Mapping[int, Tensor], tokens: int | None) -> tuple[Model, Converted]:

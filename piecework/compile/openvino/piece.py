@@ -25,7 +25,10 @@ OPEN = -1
 class Model:
     """A compiled model with a request of its own. Threads take turns."""
 
-    def __init__(self, compiled: Any, converted: Converted, device: str, weights: frozenset[int]) -> None:
+    def __init__(
+        self, compiled: Any, converted: Converted, device: str, weights: frozenset[tuple[int, int]]
+    ) -> None:
+        """`weights`: positions and addresses of the inputs that come again and again."""
         self.compiled = compiled
         self._converted = converted
         self._device = device
@@ -48,9 +51,9 @@ class Model:
 
     def _wrap(self, position: int, x: Tensor) -> Any:
         """x as OpenVINO's; weights are wrapped once. What is wrapped keeps the tensor alive."""
-        if position not in self._weights:
-            return shared(x.contiguous())
         key = position, x.data_ptr()
+        if key not in self._weights:
+            return shared(x.contiguous())
         if key not in self._seen:
             self._seen[key] = shared(x.contiguous())
         return self._seen[key]
@@ -152,13 +155,19 @@ class OpenVinoPiece:
         return results if outputs is None else write_results(results, outputs)
 
     def _later(self, inputs: Sequence[Tensor], key: tuple[tuple[int, ...], int | None]) -> Model:
-        """Compile for a size that came for the first time, or for weights that are no call's."""
+        """Compile for a size that came for the first time.
+
+        For weights that no call has, as those of a piece that moved here, there is one model that takes them.
+        """
+        weights, size = key
+        known = any(found == weights for found, _ in self._models)
+        constants = {i: inputs[i] for i in self._constants} if known else {}
+        place = (weights if known else (), size)
         with self._lock:
-            if key not in self._models:
-                known = any(found == key[0] for found, _ in self._models)
+            if place not in self._models:
                 self._context.counters.add("compiles" if known else "recompiles")
-                self._models[key], _ = self._make({i: inputs[i] for i in self._constants}, key[1])
-            return self._models[key]
+                self._models[place], _ = self._make(constants, size)
+            return self._models[place]
 
     def _fit(self, outputs: Sequence[Tensor], tokens: int) -> bool:
         return all(

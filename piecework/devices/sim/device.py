@@ -60,7 +60,7 @@ class SimDevice(Device):
             raise ConfigError("device", f"sim:{options}", "sim or sim:host")
         return cls(lengths="host" if options else "device")
 
-    def default_dtype(self) -> torch.dtype:
+    def default_dtype(self, stored: str | None = None) -> torch.dtype:
         """float32, so that results can be compared closely."""
         return torch.float32
 
@@ -138,7 +138,10 @@ class SimDevice(Device):
         return piece(inputs, outputs)
 
     def notify(
-        self, point: Literal["compile", "capture", "step", "done"], index: int, tensors: Sequence[Tensor] = ()
+        self,
+        point: Literal["compile", "capture", "step", "piece", "done"],
+        index: int,
+        tensors: Sequence[Tensor] = (),
     ) -> None:
         """Let planned faults happen."""
         if point == "done":

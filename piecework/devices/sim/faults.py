@@ -49,19 +49,27 @@ class Faults:
 
     def before(self, device: str, point: str, index: int) -> None:
         """Do what is planned for the beginning of `point` number `index`."""
-        kind = self._plan.get((point, index))
-        if kind == "error":
-            raise DeviceError(device, point, f"planned fault at {point} {index}")
-        if kind == "hang":
-            self._released.wait()
-        if kind == "abort":
-            os.abort()
+        strike(self._plan.get((point, index)), device, point, index, self._released)
 
     def after(self, index: int, results: Sequence[Tensor]) -> None:
         """Spoil the results of step `index` where that is planned."""
-        kind = self._plan.get(("step", index))
-        for tensor in results:
-            if kind == "nan":
-                tensor.fill_(float("nan"))
-            elif kind == "wrong":
-                tensor.add_(1)
+        spoil(self._plan.get(("step", index)), results)
+
+
+def strike(kind: str | None, device: str, point: str, index: int, released: threading.Event) -> None:
+    """Do what happens before there are results; a hang lasts until `released`."""
+    if kind == "error":
+        raise DeviceError(device, point, f"planned fault at {point} {index}")
+    if kind == "hang":
+        released.wait()
+    if kind == "abort":
+        os.abort()
+
+
+def spoil(kind: str | None, results: Sequence[Tensor]) -> None:
+    """Do what happens to results."""
+    for tensor in results:
+        if kind == "nan":
+            tensor.fill_(float("nan"))
+        elif kind == "wrong":
+            tensor.add_(1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from piecework.errors import ModelError
+from piecework.ops.block_kinds import KINDS
 from piecework.weights.gguf import native
 from piecework.weights.gguf.config import architecture_of, config_of
 from piecework.weights.gguf.dequantise import read_rows, restore_halves
@@ -80,6 +81,11 @@ class GgufCheckpoint:
                 f"not {list(out.shape)}"
             )
         read_rows(self._file, part.start, READABLE[part.type], out, part.head_dim)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any matrix is in blocks that can be multiplied as they are."""
+        return any(READABLE[part.type].name in KINDS for part in self._parts.values())
 
     def kind(self, name: str) -> GgmlType:
         """The type that a weight has in the file."""

@@ -1,0 +1,1 @@
+"""Fail-safe execution: the next device of a list takes over from one that fails."""

@@ -1,0 +1,26 @@
+"""Engine, graph and capture work on one device: only what composes them knows that there are several."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "piecework"
+FILES = sorted(path for folder in ("engine", "graph", "capture") for path in (PACKAGE / folder).rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_device_list(path: Path) -> None:
+    wrong = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Attribute | ast.Name | ast.arg):
+            name = getattr(node, "attr", None) or getattr(node, "id", None) or getattr(node, "arg", None)
+            if name in ("devices", "spares"):
+                wrong.append(f"line {node.lineno}: {name}")
+        # What a failure is called may be known, how the next device is found may not.
+        module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if module.startswith("piecework.failsafe") and module.rpartition(".")[2] not in ("errors", "events"):
+            wrong.append(f"line {node.lineno}: {module}")
+    assert wrong == []
