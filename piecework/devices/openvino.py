@@ -54,9 +54,7 @@ class OpenVinoDevice(CpuDevice):
         return cls(target, {key: value for key, _, value in pairs})
 
     def default_dtype(self, stored: str | None = None) -> torch.dtype:
-        """Return the shortest float type that the device computes in without emulation, or that of the weights
-        where they are float32.
-        """
+        """Return float32 for weights that are, else the shortest type that the device has in hardware."""
         if stored == "float32":
             return torch.float32
         has = capabilities(self.target)

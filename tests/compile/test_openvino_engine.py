@@ -14,6 +14,8 @@ from tiny import save_tiny
 
 from piecework import LLM
 from piecework.compile.openvino.piece import OpenVinoPiece
+from piecework.devices.openvino import core
+from piecework.errors import DeviceError
 
 PROMPTS = [[5, 9, 200], [17] * 21, [3, 4, 5, 6, 7, 8, 9]]
 SLOW = pytest.mark.slow
@@ -66,6 +68,20 @@ def test_the_host_s_device_may_have_its_pieces_from_openvino(tmp_path: Path) -> 
     tokens, compilers, models = answer(str(folder), "cpu", compilation_config=config)
     assert compilers == {"openvino"} and models == 3
     assert compare_greedy(load_reference(folder), PROMPTS, tokens).wrong == []
+
+
+def test_an_npu_that_is_not_there_hands_over(tmp_path: Path) -> None:
+    if any(found.startswith("NPU") for found in core().available_devices):
+        pytest.skip("this machine has an NPU")
+    folder = str(save_tiny(tmp_path / "model", "llama", num_hidden_layers=1))
+    config = {"compile_cache_dir": str(tmp_path)}
+    devices = "openvino:NPU,openvino:CPU"
+    tokens, compilers, _ = answer(folder, devices, compilation_config=config)
+    assert compilers == {"openvino"}
+    assert compare_greedy(load_reference(Path(folder)), PROMPTS, tokens).wrong == []
+    for alone in ({"device": "openvino:NPU"}, {"device": devices, "failover": "off"}):
+        with pytest.raises(DeviceError, match=r"device openvino:NPU failed at compile: .+"):
+            LLM(folder, dtype="float32", compilation_config=config, **alone)
 
 
 @SLOW
