@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
+KV_CACHE_DTYPES = ("auto", "int8")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -90,6 +91,20 @@ class CacheConfig:
     )
     num_pages: int | None = setting(
         None, "pages in the KV cache, in place of a size in bytes", flags=("--num-gpu-blocks-override",)
+    )
+    max_num_pages: int | None = setting(
+        None, "most pages that the cache may be resized to while it runs (default: those it begins with)"
+    )
+    kv_cache_dtype: str = setting(
+        "auto",
+        "int8 keeps keys and values in half the memory, with a scale for each token and head; auto is the "
+        "run's precision",
+        choices=KV_CACHE_DTYPES,
+    )
+    prefix_caching: bool = setting(
+        True,
+        "keep full pages of ended requests, and begin behind those whose tokens a prompt begins with",
+        flags=("--enable-prefix-caching",),
     )
 
 

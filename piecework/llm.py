@@ -9,6 +9,7 @@ from typing import Any
 from piecework.config import EngineConfig
 from piecework.engine.offline import run_requests
 from piecework.engine.outputs import Delta
+from piecework.engine.resize import KVSize
 from piecework.engine.result import Result
 from piecework.engine.service import Service
 from piecework.errors import RequestError
@@ -61,6 +62,10 @@ class LLM:
         chosen = self._params(params, changes)
         for _, delta in run_requests(self.service, [self._encode(prompt)], chosen):
             yield delta
+
+    def resize_kv(self, pages: int) -> KVSize:
+        """Give the KV cache `pages` pages while requests run; see `Service.resize_kv`."""
+        return self.service.resize_kv(pages)
 
     def close(self) -> None:
         """Stop the engine; what still runs ends as aborted."""

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "tokenizer": {"weights"},
     "quantization": MODEL | {"native", "weights", "tokenizer"},
     "devices": {"native", "ops"},
-    "kvcache": {"ops", "devices"},
+    "kvcache": {"native", "ops", "devices"},
     "compile": {"native", "ops", "devices", "graph"},
     "graph": {"ops", "devices", "layers", "models", "compile"},
     "capture": {"ops", "devices", "graph", "kvcache"},
@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,
     "server": {"engine", "llm", "models"} | BESIDE,
-    "bench": {"engine", "llm", "models", "devices", "native", "ops"} | BESIDE,
+    "bench": {"engine", "llm", "models", "devices", "kvcache", "native", "ops"} | BESIDE,
     "eval": {"engine", "llm", "models", "bench"} | BESIDE,
     "cli": {"quantization", "engine", "llm", "models", "server", "bench", "eval", "explain"} | BESIDE,
 }

@@ -6,11 +6,15 @@ Names are those that users of vLLM's and SGLang's benchmarks know.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from piecework.config import DTYPES, check, setting
 from piecework.errors import ConfigError
 
+RELAYOUT_DTYPES = ("bfloat16", "float16", "float32", "int8")
+RELAYOUT_MOVES = {"grow-1.1": (10, 11), "grow-2": (1, 2), "shrink": (3, 2)}
+"""Capacities before and after, in parts of the lesser one, which is full."""
 GROWTH_CASES = ("batch", "context", "layers", "queue")
 
 
@@ -172,6 +176,43 @@ class KernelOptions:
     def token_counts(self) -> list[int]:
         """The numbers of tokens, in the order given."""
         return _positive("tokens", self.tokens)
+
+
+@dataclass(frozen=True)
+class RelayoutOptions:
+    """`bench relayout`: keys and transposed values that get another capacity in place."""
+
+    heads: str = setting("2,8", "key heads")
+    head_dims: str = setting("64,128", "elements of a head")
+    tokens: str = setting("1024,2048,4096,8192,16384,32768", "live tokens, the lesser of the two capacities")
+    layers: str = setting("1,32", "layers, each with keys and values")
+    dtypes: str = setting("bfloat16,int8", "element types: " + ", ".join(RELAYOUT_DTYPES))
+    moves: str = setting("grow-1.1,grow-2,shrink", "changes of capacity: " + ", ".join(RELAYOUT_MOVES))
+    methods: str | None = setting(
+        None, "rows, ctypes, blocks: how rows move (default: the device's own)", flags=("--method",)
+    )
+    memory: int = setting(2**30, "most bytes of buffers; cases that need more are left out", size=True)
+    repeats: int = setting(5, "samples of each, taken in turn; the median counts")
+    sample_ms: float = setting(5.0, "about how long a sample runs, in milliseconds")
+
+    def __post_init__(self) -> None:
+        check(self)
+        for name in ("heads", "head_dims", "tokens", "layers"):
+            self.sizes(name)
+        self.names("dtypes", RELAYOUT_DTYPES)
+        self.names("moves", RELAYOUT_MOVES)
+
+    def sizes(self, name: str) -> list[int]:
+        """The numbers that the field `name` lists."""
+        return _positive(name, getattr(self, name))
+
+    def names(self, name: str, known: Collection[str]) -> list[str]:
+        """The names that the field `name` lists, each one of `known`."""
+        chosen = [part.strip() for part in getattr(self, name).split(",")]
+        for part in chosen:
+            if part not in known:
+                raise ConfigError(name, part, "one of " + ", ".join(known))
+        return chosen
 
 
 def _positive(name: str, text: str) -> list[int]:

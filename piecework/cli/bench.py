@@ -13,6 +13,7 @@ from piecework.bench.options import (
     GrowthOptions,
     KernelOptions,
     LatencyOptions,
+    RelayoutOptions,
     ServingOptions,
     StartupOptions,
     ThroughputOptions,
@@ -35,6 +36,7 @@ KINDS = {
     "startup": "cold and warm starts, from a new process to the first token, stage by stage",
     "growth": "how a decode step grows with batch, context, layers and queue, part by part",
     "kernels": "each fused op against the ops that it replaces, on a device, without a model",
+    "relayout": "keys and values that get another capacity in place, against memcpy and two copies",
 }
 OPTIONS = {
     "serving": ServingOptions,
@@ -43,11 +45,12 @@ OPTIONS = {
     "startup": StartupOptions,
     "growth": GrowthOptions,
     "kernels": KernelOptions,
+    "relayout": RelayoutOptions,
 }
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one benchmark; returns 1 where a request of `serving` failed or a kernel's numbers are wrong."""
+    """Run one benchmark; returns 1 where a request of `serving` failed, or numbers are wrong."""
     kind = arguments[0] if arguments else ""
     if kind in ("-h", "--help"):
         print("usage: piecework bench KIND [flags]\n\nkinds:")
@@ -63,6 +66,7 @@ def run(arguments: Sequence[str]) -> int:
         "startup": _startup,
         "growth": _growth,
         "kernels": _kernels,
+        "relayout": _relayout,
     }
     return commands[kind](arguments[1:])
 
@@ -71,7 +75,8 @@ def make_parser(kind: str) -> Parser:
     """Return the parser of one benchmark."""
     parser = Parser(f"bench {kind}", f"Measure {KINDS[kind]}.")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    add_config_flags(parser, OPTIONS[kind], DeviceConfig if kind == "kernels" else EngineConfig)
+    without_model = kind in ("kernels", "relayout")
+    add_config_flags(parser, OPTIONS[kind], DeviceConfig if without_model else EngineConfig)
     return parser
 
 
@@ -83,7 +88,7 @@ def _latency(arguments: Sequence[str]) -> int:
     options = config_from_args(LatencyOptions, args)
     beside = None
     if options.against is not None:  # refused before the first model is loaded
-        given = given_settings(EngineConfig, args)
+        given = _uncached(args)
         beside = EngineConfig.from_flat(changed_settings("against", options.against, given))
 
     def measured(service: Service, seed: int) -> dict[str, Any]:
@@ -145,7 +150,7 @@ def _growth(arguments: Sequence[str]) -> int:
     options = config_from_args(GrowthOptions, args)
     show_logs(config_from_args(EngineConfig, args).log_level)
     with progress("rows", count_rows(options)) as done:
-        report = run_growth(given_settings(EngineConfig, args), options, done)
+        report = run_growth(_uncached(args), options, done)
     print(json.dumps(report) if args.json else growth_tables(report))
     return 0
 
@@ -163,14 +168,33 @@ def _kernels(arguments: Sequence[str]) -> int:
     return int(report["wrong"] > 0)
 
 
+def _relayout(arguments: Sequence[str]) -> int:
+    from piecework.bench.relayout import count_cases, relayout_table, run_relayout
+
+    args = make_parser("relayout").parse(arguments)
+    options = config_from_args(RelayoutOptions, args)
+    device = config_from_args(DeviceConfig, args)
+    with progress("cases", count_cases(options)) as done:
+        report = run_relayout(device.device, device.threads, options, done)
+    print(json.dumps(report) if args.json else relayout_table(report))
+    return int(report["wrong"] > 0)
+
+
 def _offline(args: argparse.Namespace, measure: Callable[[Any, int], dict[str, Any]]) -> dict[str, Any]:
-    config = config_from_args(EngineConfig, args)
+    config = EngineConfig.from_flat(_uncached(args))
     show_logs(config.log_level)
 
     from piecework.engine.service import Service
 
     with closing(Service(config)) as service:
         return measure(service, config.load.seed)
+
+
+def _uncached(args: argparse.Namespace) -> dict[str, Any]:
+    """The given settings, without prefix caching unless they name it: what ran alone for a check of tokens
+    would be known when it is timed.
+    """
+    return {"prefix_caching": False, **given_settings(EngineConfig, args)}
 
 
 def _serving(arguments: Sequence[str]) -> int:

@@ -42,8 +42,12 @@ class CompiledPiece(Protocol):
     """
 
     opaque: bool
-    compiler: str
-    source: str
+
+    @property
+    def compiler(self) -> str: ...
+
+    @property
+    def source(self) -> str: ...
 
     def __call__(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None = None) -> Sequence[Tensor]:
         """Run, and return the results; with `outputs` they are written into those, which are returned."""

@@ -14,6 +14,7 @@ from piecework.compile.native_calls import NativeCalls
 from piecework.compile.native_piece import suited
 from piecework.errors import PieceworkError
 from piecework.graph.program import Program
+from piecework.ops.attention_int8 import SCALE_DTYPE
 from piecework.ops.cpu.attention import index_of
 
 
@@ -31,22 +32,27 @@ class Chain:
     Threads may run it at once: each has memory between calls, and addresses of its step, of its own.
     """
 
-    def __init__(self, program: Program) -> None:
-        """Link the program; one that can't run as one call is a NotChainedError."""
-        self.plan = plan = link_chain(program)
+    def __init__(self, program: Program, cache_dtype: torch.dtype | None = None) -> None:
+        """Link the program to a KV cache of `cache_dtype`, by default the program's own.
+
+        One that can't run as one call is a NotChainedError.
+        """
+        self.plan = plan = link_chain(program, cache_dtype)
         self._program = program
         self._calls = NativeCalls(plan.calls, plan.arena)
         self._pack = struct.Struct(f"{len(plan.inputs) + 1 + len(STEP)}q").pack
 
-    def addresses(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Addresses:
+    def addresses(
+        self, keys: Sequence[Tensor], values: Sequence[Tensor], *scales: Sequence[Tensor]
+    ) -> Addresses:
         """Return what stays as it is from step to step.
 
-        `keys` and `values` are the KV cache's layers, [pages, kv_heads, page_size, head_dim]; those that
-        don't fit the program are a PieceworkError.
+        `keys` and `values` are the KV cache's layers, [pages, kv_heads, page_size, head_dim], and `scales`
+        those of both in int8, [pages, kv_heads, page_size]. What doesn't fit the program is a PieceworkError.
         """
         weights, caches = self.plan.weights, self.plan.caches
         page_size = keys[caches[0].layer].shape[2] if caches else 0
-        layers = [(cache, x[cache.layer]) for cache in caches for x in (keys, values)]
+        layers = [(cache, x[cache.layer]) for cache in caches for x in (keys, values, *filter(len, scales))]
         for cache, x in layers:
             _check(cache, x, page_size)
         places = [*(w.data_ptr() for w in weights), page_size, *(x.data_ptr() for _, x in layers)]
@@ -75,7 +81,9 @@ class Chain:
 
 
 def _check(cache: Cache, x: Tensor, page_size: int) -> None:
-    if tuple(x.shape[1:]) != (cache.heads, page_size, cache.dim) or x.dtype != cache.dtype:
+    own = x.dtype == cache.dtype and tuple(x.shape[1:]) == (cache.heads, page_size, cache.dim)
+    scales = cache.dtype is torch.int8 and x.dtype == SCALE_DTYPE and x.shape[1:] == (cache.heads, page_size)
+    if not own and not scales:
         raise PieceworkError(
             f"the program is not made for layer {cache.layer}'s KV cache, {x.dtype} {x.shape}"
         )

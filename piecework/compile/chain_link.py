@@ -19,7 +19,8 @@ from piecework.errors import PieceworkError
 from piecework.graph.program import ATTENTION, HoleCall, PieceCall, Program, Slot
 from piecework.native.types import TYPES
 from piecework.ops.attention import paged_attention
-from piecework.ops.cpu.attention import paged_attention_cpu, supports
+from piecework.ops.attention_int8 import SCALE_DTYPE, paged_attention_int8
+from piecework.ops.cpu.attention import paged_attention_cpu, paged_attention_int8_cpu, supports
 from piecework.ops.cpu.kernels import KERNELS
 
 KERNEL = "paged_attention"
@@ -38,7 +39,9 @@ class NotChainedError(PieceworkError):
 
 @dataclass(frozen=True)
 class Cache:
-    """What the calls take keys and values of a layer to be: [pages, heads, page_size, dim] of dtype."""
+    """What the calls take keys and values of a layer to be: [pages, heads, page_size, dim] of dtype; those of
+    int8 have scales [pages, heads, page_size].
+    """
 
     layer: int
     heads: int
@@ -50,8 +53,8 @@ class Cache:
 class ChainPlan:
     """A program as calls.
 
-    Buffers are, in this order: the inputs, the result, STEP, the weights, the page size, and keys and
-    values of each of `caches`. Those of STEP that are numbers and the page size stand there themselves.
+    Buffers are, in this order: the inputs, the result, STEP, the weights, the page size, and keys, values and
+    scales of each of `caches`. Those of STEP that are numbers and the page size stand there themselves.
 
     Attributes:
         inputs: what the program's inputs must look like; None for one that no piece looks at.
@@ -69,13 +72,16 @@ class ChainPlan:
     tokens: int
 
 
-def link_chain(program: Program) -> ChainPlan:
-    """Link a program whose pieces are all native and whose holes are attention; else NotChainedError."""
+def link_chain(program: Program, cache_dtype: torch.dtype | None = None) -> ChainPlan:
+    """Link a program whose pieces are all native and whose holes are attention; else NotChainedError.
+
+    `cache_dtype` is that of the KV cache, None where it is attention's own.
+    """
     if program.opaque_reason is not None:
         raise NotChainedError(program.opaque_reason)
     if program.token_input is None:
         raise NotChainedError("none of its inputs has the number of tokens")
-    linker = _Linker(program, program.token_input)
+    linker = _Linker(program, program.token_input, cache_dtype)
     for step in program.steps:
         if isinstance(step, PieceCall):
             linker.piece(step)
@@ -112,13 +118,14 @@ class _Place:
 class _Linker:
     """Memory is numbered as it is met; that of a buffer has its field from the start."""
 
-    def __init__(self, program: Program, tokens: int) -> None:
+    def __init__(self, program: Program, tokens: int, cache_dtype: torch.dtype | None) -> None:
         self._program = program
+        self._cache_dtype = cache_dtype
         self._tokens = tokens
         self._sizes: list[Size] = []
         self._fields: dict[int, Field] = {}
         self._calls: list[tuple[str, list[_Where]]] = []
-        self._caches: dict[Cache, tuple[_Where, _Where]] = {}
+        self._caches: dict[Cache, tuple[_Where, ...]] = {}
         self._places = {slot: _Place(self._buffer(), None) for slot in program.input_slots}
         self._result = self._buffer()
         self._step = {name: self._buffer() for name in STEP}
@@ -163,13 +170,15 @@ class _Linker:
             shapes[name], values[name] = place.shape, place.where
             values[f"{name}_stride"] = _number(place.shape.strides[0])
         (_, heads, dim), (_, kv_heads, _) = shapes["q"].sizes, shapes["k"].sizes
-        cache = Cache(named["layer"], kv_heads, dim, shapes["q"].dtype)
+        cache = Cache(named["layer"], kv_heads, dim, self._cache_dtype or shapes["q"].dtype)
         self._check(shapes, cache)
         if cache not in self._caches:
-            self._caches[cache] = (self._buffer(), self._buffer())
-        values["k_cache"], values["v_cache"] = self._caches[cache]
+            self._caches[cache] = tuple(self._buffer() for _ in range(4 if cache.dtype is torch.int8 else 2))
+        own = (*self._caches[cache], _number(0), _number(0))
+        values["k_cache"], values["v_cache"], values["k_scales"], values["v_scales"] = own[:4]
         values |= {"heads": _number(heads), "kv_heads": _number(kv_heads), "head_dim": _number(dim)}
-        values |= {"window": _number(named["window"]), "type": _number(TYPES[cache.dtype])}
+        values |= {"window": _number(named["window"]), "type": _number(TYPES[shapes["q"].dtype])}
+        values["cache_type"] = _number(TYPES[cache.dtype])
         values |= {"rows": _Where(None, Size(1, 0)), "scale": _Where(None, double(named["scale"]).offset)}
         self._calls.append((KERNEL, [values[name] for name in KERNELS[KERNEL].fields]))
 
@@ -227,8 +236,13 @@ class _Linker:
         ]
         pages = torch.empty((1, cache.heads, 1, cache.dim), dtype=cache.dtype, device="meta")
         tensors += [pages, pages]
-        first = paged_attention.candidates(self._program.device.op_order)[0]
-        if first.run is not paged_attention_cpu or not supports(*tensors):
+        op, kernel = paged_attention, paged_attention_cpu
+        if cache.dtype is torch.int8:
+            scales = torch.empty((1, cache.heads, 1), dtype=SCALE_DTYPE, device="meta")
+            tensors += [scales, scales]
+            op, kernel = paged_attention_int8, paged_attention_int8_cpu
+        first = op.candidates(self._program.device.op_order)[0]
+        if first.run is not kernel or not supports(*tensors):
             raise NotChainedError("the kernel can't run its attention")
 
 

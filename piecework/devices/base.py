@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from piecework.devices.captured import CapturedGraph
+from piecework.devices.reservation import Reservation
 from piecework.errors import CaptureError, ConfigError
 
 T = TypeVar("T")
@@ -33,6 +34,8 @@ class Device(ABC):
     the op implementations it prefers, first choice first, `compilers` the names of those it can use for
     pieces, its default first (`dynamo` stands for every `dynamo:<name>`).
 
+    `int8_kv_cache`: whether it has attention over keys and values that are kept in int8.
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
@@ -44,10 +47,12 @@ class Device(ABC):
     torch_device: torch.device
     op_order: tuple[str, ...]
     compilers: tuple[str, ...] = ("eager",)
+    int8_kv_cache: bool = False
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None
     lengths: Literal["device", "host"] = "device"
+    relayout: Literal["blocks", "rows"] = "blocks"
 
     @classmethod
     def from_options(cls, options: str) -> Device:
@@ -104,6 +109,10 @@ class Device(ABC):
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of zeros on the device."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)
+
+    def reserve(self, size: int) -> Reservation | None:
+        """Reserve `size` bytes of address space without memory; None where the device can't do that."""
+        return None
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return `tensor` in the device's memory: itself where it is there already, else a copy."""

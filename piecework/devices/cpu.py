@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from piecework.devices.base import Device
 from piecework.devices.memory import available_host_memory
+from piecework.devices.reservation import HostReservation, Reservation
 from piecework.native import isa, library
 
 GIB = 2**30
@@ -22,7 +24,9 @@ class CpuDevice(Device):
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
     compilers: tuple[str, ...] = ("native", "eager", "inductor", "openvino", "dynamo")
+    int8_kv_cache = True
     chains = True
+    relayout = "rows"
 
     def default_dtype(self, stored: str | None = None) -> torch.dtype:
         """bfloat16, of which a decode step reads half the bytes, where it is fast.
@@ -56,6 +60,10 @@ class CpuDevice(Device):
         # numpy asks the system for zeroed pages, where torch writes the zeros.
         memory = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
         return torch.from_numpy(memory).view(dtype).view(shape)
+
+    def reserve(self, size: int) -> Reservation | None:
+        """Reserve address space on Linux; None elsewhere, where madvise means something else."""
+        return HostReservation(size) if sys.platform.startswith("linux") else None
 
     def synchronize(self) -> None:
         """Return at once: calls on the CPU are done when they return."""

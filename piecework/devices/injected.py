@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, cast
 
 from torch import Tensor
 
@@ -136,10 +136,8 @@ class FaultyDevice(Device):
 
 def with_faults(kind: type[Device], options: str, faults: Sequence[PlannedFault]) -> Device:
     """Make a device of `kind` on which `faults` happen."""
-    faulty: type[FaultyDevice] = type(
-        f"Faulty{kind.__name__}", (FaultyDevice, kind), {"__module__": kind.__module__}
-    )
-    device = faulty.from_options(options)
+    made = type(f"Faulty{kind.__name__}", (FaultyDevice, kind), {"__module__": kind.__module__})
+    device = cast("type[FaultyDevice]", made).from_options(options)
     assert isinstance(device, FaultyDevice)
     device.plan(faults)
     return device

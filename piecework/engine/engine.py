@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from piecework.config import EngineConfig
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
+from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import PagePool
 from piecework.runner.batch import ItemResult
@@ -38,8 +39,13 @@ class Engine:
         self._runner = runner
         self._successor = successor
         self.pool = PagePool(runner.cache.num_pages)
-        self._room = self.pool.usable * runner.cache.page_size
-        self.scheduler = Scheduler(config.scheduler, self.pool, runner.cache.page_size)
+        self.scheduler = Scheduler(
+            config.scheduler,
+            self.pool,
+            runner.cache.page_size,
+            prefix_caching=config.cache.prefix_caching,
+        )
+        self._debug = config.compilation_config.enable_debug_mode
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self._steps = 0
@@ -81,6 +87,7 @@ class Engine:
         """Run one step. When it raises, the requests that were part of it have ended with an error.
 
         Where another runner takes over, the step never happened, and the next one starts to compute again.
+        In debug mode PageError is raised where a page has other holders than are counted.
         """
         time = self._runner.profile.time
         with time("schedule"):
@@ -97,18 +104,42 @@ class Engine:
         with time("results"):
             for scheduled, result in zip(step, results, strict=True):
                 self._take(scheduled, result)
+        if self._debug:
+            self.pool.check(self.scheduler.page_holders())
+
+    def kv_size(self, longest: int) -> KVSize:
+        """Return how many pages the KV cache has, and can have where `longest` tokens must fit."""
+        return self._resizer.size(longest)
+
+    def resize_kv(self, pages: int, longest: int) -> KVSize:
+        """Have `pages` pages, in which `longest` tokens and each open request alone must fit; see `Resizer`.
+
+        An open request may be longer than what is admitted now, where another device took over.
+        """
+        open_ones = (one for samples in self._requests.values() for one in samples.values())
+        lengths = (len(request.prompt_ids) + request.max_tokens for request in open_ones)
+        return self._resizer.resize(pages, max((longest, *lengths)))
+
+    @property
+    def _resizer(self) -> Resizer:
+        return Resizer(self._runner.cache, self.pool, self.scheduler, self._runner.profile)
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as they are now."""
+        tree = self.scheduler.tree
         return EngineStats(
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
             kv_pages_total=self.pool.usable,
-            kv_pages_used=self.pool.used,
+            kv_pages_used=self.pool.used - tree.idle,
+            kv_pages_cached=tree.idle,
             requests_total=self._total,
             prompt_tokens_total=self._prompt_tokens,
             generation_tokens_total=self._generated_tokens,
             preemptions_total=self.scheduler.preemptions,
+            prefix_hits_total=tree.hits,
+            prefix_cached_tokens_total=tree.hit_tokens,
+            prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
             finished=dict(self._finished),
         )
@@ -124,14 +155,13 @@ class Engine:
             raise
         self._runner = runner
         self.pool = PagePool(runner.cache.num_pages)
-        self._room = self.pool.usable * runner.cache.page_size
         self.scheduler.restart(self.pool, runner.cache.page_size)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
 
     def _end_if_too_long(self, request: Request) -> None:
         """End a request that the cache can never hold: the runner that it was admitted for had more room."""
-        room, prompt = self._room, len(request.prompt_ids)
+        room, prompt = self.pool.usable * self._runner.cache.page_size, len(request.prompt_ids)
         if prompt + request.max_tokens <= room:
             return
         if request.params.max_tokens is None and prompt + len(request.output_ids) < room:
@@ -155,8 +185,11 @@ class Engine:
         if result.prompt_logprobs:
             request.prompt_logprobs.extend(result.prompt_logprobs)
         if result.error is not None:
+            self.scheduler.distrust(request)
             self._end(request, request.end("error", result.error))
-        elif scheduled.draws:
+            return
+        self.scheduler.keep(request)
+        if scheduled.draws:
             assert result.token_id is not None, "a completed prompt gives a token"
             self._generated_tokens += 1
             delta = request.accept(result.token_id, result.logprob)

@@ -18,7 +18,7 @@ from piecework.quantization.sizes import float_outline, weight_bytes
 from piecework.runner.load import context_limit
 from piecework.runner.memory import plan_pages
 from piecework.runner.precision import settle
-from piecework.runner.programs import layer_shapes
+from piecework.runner.programs import cache_dtype, layer_shapes
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
@@ -97,16 +97,17 @@ def fit(config: EngineConfig) -> Fit:
         limit = context_limit(load.max_model_len, model)
         dtype, quantization = settle(load, checkpoint, model.dtype, device)
         free = device.free_memory()
-        asked = _choice(config, model, checkpoint, dtype, quantization, free)
+        asked = _choice(config, model, checkpoint, dtype, quantization, device, free)
         others = [
-            _choice(config, model, checkpoint, other, form, free)
+            _choice(config, model, checkpoint, other, form, device, free)
             for other, form in _others(checkpoint, device, dtype, quantization)
         ]
         pages, reason = 1, None
         if asked.weight_bytes < free:
             layers = layer_shapes(float_outline(model, dtype))
             try:
-                pages = plan_pages(layers, config, limit, dtype, device, free - asked.weight_bytes)
+                kept = cache_dtype(config, dtype, device)
+                pages = plan_pages(layers, config, limit, kept, device, free - asked.weight_bytes)
             except ConfigError as error:
                 reason = str(error)
     return Fit(
@@ -132,12 +133,13 @@ def _choice(
     checkpoint: Checkpoint,
     dtype: torch.dtype,
     quantization: str,
+    device: Device,
     free: int,
 ) -> Choice:
     outline = float_outline(model, dtype)
     weights = weight_bytes(outline, checkpoint, choose_reader(checkpoint, quantization))
     size = config.cache.page_size
-    page = page_bytes(layer_shapes(outline), size, dtype)
+    page = page_bytes(layer_shapes(outline), size, cache_dtype(config, dtype, device))
     tokens = max(0, (free - weights) // page - 1) * size  # a page is the dummy that padding writes to
     return Choice(str(dtype).removeprefix("torch."), quantization, weights, page, tokens)
 

@@ -54,16 +54,23 @@ class Delta:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """A snapshot of the engine: gauges, and counters since the start."""
+    """A snapshot of the engine: gauges, and counters since the start.
+
+    Used pages are those of requests; cached ones only the prefix tree holds, and gives up when asked.
+    """
 
     running: int = 0
     waiting: int = 0
     kv_pages_total: int = 0
     kv_pages_used: int = 0
+    kv_pages_cached: int = 0
     requests_total: int = 0
     prompt_tokens_total: int = 0
     generation_tokens_total: int = 0
     preemptions_total: int = 0
+    prefix_hits_total: int = 0
+    prefix_cached_tokens_total: int = 0
+    prefix_evictions_total: int = 0
     steps_total: int = 0
     finished: dict[str, int] = field(default_factory=dict)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from piecework.engine.outputs import Delta, Timing, Usage
+from piecework.kvcache import Node
 from piecework.profile import now
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import SamplingParams, TokenLogprob
@@ -19,6 +20,9 @@ Listener = Callable[[Delta], None]
 @dataclass(eq=False)
 class Request:
     """One sample of a client's request: what was asked, what is known so far, and which pages it has.
+
+    `branch` is the last node of the prefix tree that holds a page of it, None where it is the root, and
+    `cached_tokens` are those of the prompt that it found there when it ran first.
 
     `num_tokens` are known, prompt and output; `computed` of them have their KV in `pages`. A preempted
     request has no pages and computes its prompt and output again; what was sent stays sent. `max_tokens` is
@@ -38,6 +42,8 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     pages: array[int] = field(default_factory=lambda: array("i"))
     computed: int = 0
+    branch: Node | None = None
+    cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
     prompt_logprobs_sent: bool = False
     finished: bool = False
@@ -110,7 +116,7 @@ class Request:
         usage = timing = prompt_logprobs = None
         if reason is not None:
             self.finished = True
-            usage = Usage(len(self.prompt_ids), len(self.output_ids), 0)
+            usage = Usage(len(self.prompt_ids), len(self.output_ids), self.cached_tokens or 0)
             timing = self._timing()
             if self.detokenizer is not None and not isinstance(stop_reason, str):
                 text += self.detokenizer.flush()

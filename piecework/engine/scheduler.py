@@ -3,18 +3,22 @@
 Each step takes one token of every request that decodes, then chunks of prompts, up to the token budget.
 A request gets pages for all its known tokens when it is admitted, and page by page while it decodes.
 When no page is free, the youngest request gives up its pages and waits again (preemption by recompute).
+
+With prefix caching, a request begins behind the full pages that the tree knows of its tokens; its last
+token is always computed, since that gives the next one. Where a running request is about to compute the next
+page that a waiting one lacks, the latter waits for it.
 """
 
 from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from piecework.config import SchedulerConfig
 from piecework.engine.request import Request
-from piecework.kvcache import PagePool, pages_for
+from piecework.kvcache import Node, PagePool, PrefixTree, pages_for
 from piecework.runner.batch import BatchItem, Span
 
 
@@ -51,10 +55,13 @@ class Scheduler:
     fast as out of a short one.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: PagePool, page_size: int) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: PagePool, page_size: int, *, prefix_caching: bool = False
+    ) -> None:
         self._config = config
-        self._pool = pool
         self._page_size = page_size
+        self._prefix_caching = prefix_caching
+        self.tree = PrefixTree(pool, page_size)  # without prefix caching nothing enters it
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: OrderedDict[Request, None] = OrderedDict()
         self.preemptions = 0
@@ -74,6 +81,34 @@ class Scheduler:
         self.waiting.pop(request, None)
         self._release(request)
 
+    def keep(self, request: Request) -> None:
+        """Make what a step computed of a request known to others."""
+        if self._prefix_caching:
+            branch = request.branch or self.tree.root
+            request.branch = self.tree.extend(branch, request.tokens, request.pages, request.computed)
+
+    def shrink_to(self, most: int) -> None:
+        """Have at most `most` pages in use: idle ones are given up, then the youngest requests wait again."""
+        while self.running and self.tree.held > most:
+            self._preempt(next(reversed(self.running)))
+        self.tree.evict(most)
+
+    def renumber(self, moves: Mapping[int, int]) -> None:
+        """Take over the new numbers of pages; see `PagePool.resize`."""
+        for request in self.running:
+            request.pages = array("i", (moves.get(page, page) for page in request.pages))
+        self.tree.renumber(moves)
+
+    def page_holders(self) -> Iterator[Iterable[int]]:
+        """Yield the pages of each that has some."""
+        for request in (*self.running, *self.waiting):
+            yield request.pages
+        yield (node.page for node in self.tree.nodes())
+
+    def distrust(self, request: Request) -> None:
+        """Let nobody use what a request has read or computed: there is something wrong with it."""
+        self.tree.forget(request.pages)
+
     def schedule(self) -> list[Scheduled]:
         """Choose the next step; decoding requests come first, in order of arrival."""
         step: list[Scheduled] = []
@@ -88,27 +123,62 @@ class Scheduler:
             step = [s for s in step if s.request in running]
             reading = [request for request in reading if request in running]
         budget = self._config.max_num_batched_tokens - len(step)
+        coming: set[tuple[Node, bytes]] = set()
         for request in reading:
             if budget > 0:
                 budget -= self._add_chunk(step, request, budget)
+            if self.waiting:
+                coming |= self._next_page(request)
         while budget > 0 and self.waiting and len(running) < self._config.max_num_seqs:
             request = next(iter(self.waiting))
-            pages = self._admit(request)
-            if pages is None:
+            if not self._admit(request, coming):
                 break
             del self.waiting[request]
-            request.pages.extend(pages)
             request.mark_scheduled()
             running[request] = None
             budget -= self._add_chunk(step, request, budget)
+            coming |= self._next_page(request)
         return step
 
-    def _admit(self, request: Request) -> list[int] | None:
-        """Pages for all known tokens, if that leaves a page for each running request to grow into."""
-        needed = pages_for(request.num_tokens, self._page_size)
-        if self.running and self._pool.free < needed + len(self.running):
-            return None
-        return self._pool.allocate(needed)
+    def _admit(self, request: Request, coming: set[tuple[Node, bytes]]) -> bool:
+        """Give a request pages for all known tokens, if that leaves one for each running one to grow into."""
+        tree, node = self.tree, self.tree.root
+        if self._may_reuse(request):
+            node = request.branch = tree.find(request.branch, request.tokens, self._most_known(request))
+            if coming and not coming.isdisjoint(self._next_page(request)):
+                return False
+        fresh = pages_for(request.num_tokens, self._page_size) - node.depth
+        spare = len(self.running)
+        if tree.available < fresh + spare:
+            return False
+        known = tree.take(node)  # which may leave fewer
+        pages = tree.allocate(fresh) if tree.available >= fresh + spare else None
+        if pages is None:
+            tree.release(known)
+            return False
+        request.pages.extend(known + pages)
+        if request.cached_tokens is None:
+            request.cached_tokens = len(known) * self._page_size
+        if known:
+            request.computed = len(known) * self._page_size
+            tree.hits += 1
+            tree.hit_tokens += request.computed
+        return True
+
+    def _may_reuse(self, request: Request) -> bool:
+        """Log probabilities of a prompt need all of its rows."""
+        wants_rows = request.params.prompt_logprobs is not None and not request.prompt_logprobs_sent
+        return self._prefix_caching and not wants_rows
+
+    def _most_known(self, request: Request) -> int:
+        return (request.num_tokens - 1) // self._page_size
+
+    def _next_page(self, request: Request) -> set[tuple[Node, bytes]]:
+        """The node and the edge of the first page that a request lacks, if its tokens fill that."""
+        node = request.branch or self.tree.root
+        if not self._prefix_caching or node.depth >= self._most_known(request):
+            return set()
+        return {(node, self.tree.key(node, request.tokens))}
 
     def _add_chunk(self, step: list[Scheduled], request: Request, budget: int) -> int:
         remaining = request.remaining
@@ -119,7 +189,7 @@ class Scheduler:
     def _grow(self, request: Request) -> bool:
         """Give a decoding request the page of its next token; False where it was preempted itself."""
         while len(request.pages) * self._page_size < request.num_tokens:
-            pages = self._pool.allocate(1)
+            pages = self.tree.allocate(1)
             if pages is not None:
                 request.pages.extend(pages)
                 continue
@@ -133,7 +203,8 @@ class Scheduler:
         """Go on with another cache, in which there is nothing: what ran is computed again, first of all."""
         for request in reversed(list(self.running)):
             self._wait_again(request)
-        self._pool, self._page_size = pool, page_size
+        self._page_size = page_size
+        self.tree.restart(pool, page_size)
 
     def _preempt(self, request: Request) -> None:
         self._wait_again(request)
@@ -149,5 +220,6 @@ class Scheduler:
         self.waiting.move_to_end(request, last=False)
 
     def _release(self, request: Request) -> None:
-        self._pool.release(request.pages)
+        self.tree.release(request.pages)
         request.pages = array("i")
+        request.branch = None

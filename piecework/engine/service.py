@@ -9,6 +9,7 @@ import random
 import threading
 import uuid
 from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 from piecework import debug
@@ -17,6 +18,7 @@ from piecework.engine.admission import Admission
 from piecework.engine.engine import Engine
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener, Request
+from piecework.engine.resize import KVSize
 from piecework.errors import EngineDeadError, QueueFullError, RequestError
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
@@ -71,6 +73,7 @@ class Service:
         self._lock = threading.Condition()
         self._arrivals: list[Request] = []
         self._aborts: set[str] = set()  # of open requests only
+        self._resizes: list[tuple[int, Future[KVSize]]] = []
         self._open: set[str] = set()
         self._closing = False
         self._draining = False
@@ -86,8 +89,8 @@ class Service:
         self.max_model_len: int = loaded.max_model_len
         self.device_name: str = self._runners.active_device
         self.weight_bytes: int = loaded.weight_bytes
-        self.kv_bytes: int = runner.cache.nbytes
-        self.dtype: str = str(runner.cache.dtype).removeprefix("torch.")
+        self.dtype: str = str(runner.programs.model.dtype).removeprefix("torch.")
+        self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
         self._admission = Admission(
             loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
         )
@@ -160,6 +163,33 @@ class Service:
             if request_id in self._open:
                 self._aborts.add(request_id)
                 self._lock.notify_all()
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of the KV cache."""
+        return self.runner.cache.nbytes
+
+    def kv_size(self) -> KVSize:
+        """Return how many pages the KV cache has and can have."""
+        return self._engine.kv_size(self.max_model_len)
+
+    def resize_kv(self, pages: int) -> KVSize:
+        """Give the KV cache `pages` pages, the dummy among them, and return once it has them.
+
+        Requests go on: where those that run hold more, the youngest wait again and are computed anew. The
+        context stays what it is, and so one request of `max_model_len` tokens must fit.
+
+        Raises:
+            RequestError: `pages` can't be; the message says what can. Nothing has changed.
+            EngineDeadError: the engine has stopped.
+        """
+        done: Future[KVSize] = Future()
+        with self._lock:
+            if self._dead is not None or self._closing:
+                raise EngineDeadError(self._dead or "it is shutting down")
+            self._resizes.append((pages, done))
+            self._lock.notify_all()
+        return done.result()
 
     def stats(self) -> EngineStats:
         """Return gauges and counters as of the last step."""
@@ -248,25 +278,47 @@ class Service:
 
     def _successor(self, error: Exception) -> Runner | None:
         """Let the next device take over where it was the device that failed."""
-        loaded = self._runners.successor(error)
+        try:
+            loaded = self._runners.successor(error)
+        except ExhaustedError as exhausted:
+            if self._runners.gone:
+                with self._lock:
+                    self._dead = str(exhausted)  # before a client hears of it and comes back
+            raise
         if loaded is None:
             return None
         self._use(loaded)
         return loaded.runner
 
     def _has_something_to_do(self) -> bool:
-        return bool(self._closing or self._arrivals or self._aborts or self._engine.has_work)
+        commands = self._arrivals or self._aborts or self._resizes
+        return bool(self._closing or commands or self._engine.has_work)
 
     def _take_commands(self) -> None:
         with self._lock:
-            arrivals, aborts = list(self._arrivals), list(self._aborts)
+            arrivals, aborts, resizes = list(self._arrivals), list(self._aborts), list(self._resizes)
             self._arrivals.clear()
             self._aborts.clear()
+            self._resizes.clear()
             for request in arrivals:
                 self._engine.add(request)
             self._stats = self._engine.stats()
         for request_id in aborts:
             self._engine.abort(request_id)
+        for pages, done in resizes:
+            self._resize(pages, done)
+
+    def _resize(self, pages: int, done: Future[KVSize]) -> None:
+        if self._dead is not None or self._closing:
+            done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
+            return
+        try:
+            done.set_result(self._engine.resize_kv(pages, self.max_model_len))
+        except RequestError as error:
+            done.set_exception(error)
+        except Exception as error:
+            log.exception("the KV cache could not be resized to %d pages", pages)
+            done.set_exception(error)
 
     def _die(self, cause: str) -> None:
         log.error("the engine stops: %s", cause)

@@ -101,6 +101,7 @@ def run_perplexity(service: Service, text: Cut, on_done: Callable[[], None] = la
         "model_id": service.model_name,
         "device": service.device_name,
         "dtype": service.dtype,
+        "kv_cache_dtype": service.kv_dtype,
         "perplexity": _exp(nll),
         "nll": nll,
         "text_tokens": text.text_tokens,

@@ -13,7 +13,7 @@ from piecework.graph.counters import Counters
 from piecework.kvcache import PagedKVCache, pages_for
 from piecework.profile import now
 from piecework.runner.batch import BatchItem, Span, build_inputs
-from piecework.runner.programs import Programs, layer_shapes
+from piecework.runner.programs import Programs, cache_dtype, layer_shapes
 
 _FIRST, _ROUNDS = 16, 5
 
@@ -49,7 +49,7 @@ def measure(programs: Programs, sizes: Sequence[int]) -> list[tuple[int, float, 
     model, device = programs.model, programs.device
     page_size = programs.config.cache.page_size
     pages = pages_for(max(sizes), page_size)
-    dtype = model.dtype
+    dtype = cache_dtype(programs.config, model.dtype, device)
     cache = PagedKVCache(layer_shapes(model), pages + 1, page_size, dtype, device)
     aside = replace(programs, counters=Counters(), head_counters=Counters())
     eager = replace(aside, options=CaptureOptions("eager", "eager")).graphs(cache)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from piecework.devices import Device
+from piecework.devices.reservation import Reservation
+from piecework.errors import DeviceError
+from piecework.ops.attention_int8 import SCALE_DTYPE
 
 Ints = NDArray[np.integer]
+_PAGES_AT_ONCE = 64  # a copy goes through a temporary of so many pages of one layer
 
 
 @dataclass(frozen=True)
@@ -23,8 +28,9 @@ class LayerShape:
     head_dim: int
 
     def page_bytes(self, page_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one page of this layer, keys and values."""
-        return 2 * self.num_kv_heads * self.head_dim * page_size * dtype.itemsize
+        """Bytes of one page of this layer, keys and values; in int8 each token and head has a scale."""
+        scale = SCALE_DTYPE.itemsize if dtype is torch.int8 else 0
+        return 2 * self.num_kv_heads * page_size * (self.head_dim * dtype.itemsize + scale)
 
 
 class PagedKVCache:
@@ -32,7 +38,10 @@ class PagedKVCache:
 
     `keys[layer]` and `values[layer]` are [num_pages, kv_heads, page_size, head_dim]. Pages are the
     outermost dimension, so that a cache with more pages has the same strides, and each head's page is
-    one contiguous block. All memory is zero at first: a masked NaN would still poison a softmax.
+    one contiguous block. All memory is zero at first: a masked NaN would still poison a softmax. In int8,
+    `key_scales` and `value_scales` are [num_pages, kv_heads, page_size]; otherwise there are none.
+    Tensors have addresses for `max_pages`, of which the first `num_pages` have memory (`resize`); only a
+    device that reserves addresses has more than it begins with.
     Who moves a layer sets new tuples; whoever knows addresses sees from that that they changed.
     """
 
@@ -43,23 +52,89 @@ class PagedKVCache:
         page_size: int,
         dtype: torch.dtype,
         device: Device,
+        max_pages: int | None = None,
     ) -> None:
         self.num_pages = num_pages
+        self.max_pages = max(num_pages, max_pages or num_pages)
+        self.device = device
+        self._reserved: list[tuple[Reservation, int]] = []  # with the bytes of a page
         self.page_size = page_size
         self.dtype = dtype
         shapes = [(num_pages, s.num_kv_heads, page_size, s.head_dim) for s in layers]
-        self._names = [f"{kind}.{i}" for kind in ("keys", "values") for i in range(len(layers))]
-        self.keys = tuple(device.zeros(shape, dtype) for shape in shapes)
-        self.values = tuple(device.zeros(shape, dtype) for shape in shapes)
+        kinds = ("keys", "values", *(("key_scales", "value_scales") if dtype is torch.int8 else ()))
+        self._names = [f"{kind}.{i}" for kind in kinds for i in range(len(layers))]
+        self.keys = tuple(self._zeros(shape, dtype) for shape in shapes)
+        self.values = tuple(self._zeros(shape, dtype) for shape in shapes)
+        scaled = [shape[:3] for shape in shapes if dtype is torch.int8]
+        self.key_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
+        self.value_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all pages of all layers."""
-        return sum(t.nbytes for t in self.tensors().values())
+        return sum(t[: self.num_pages].nbytes for t in self.tensors().values())
+
+    @property
+    def resizable(self) -> bool:
+        """Whether the device gives and takes back memory at addresses that stay."""
+        return len(self._reserved) == len(self._names)
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return all tensors by name, `keys.<layer>` and `values.<layer>`."""
-        return dict(zip(self._names, (*self.keys, *self.values), strict=True))
+        """Return all tensors by name, `keys.<layer>` and so on."""
+        tensors = (*self.keys, *self.values, *self.key_scales, *self.value_scales)
+        return dict(zip(self._names, tensors, strict=True))
+
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return what attention of a layer reads: keys, values, and in int8 the scales of both."""
+        found = (self.keys[index], self.values[index])
+        return (*found, self.key_scales[index], self.value_scales[index]) if self.key_scales else found
+
+    def resize(self, num_pages: int) -> None:
+        """Give memory, all zero, to pages up to `num_pages`, and take it from those behind.
+
+        Raises DeviceError where the device has no memory left, or can't do it at all.
+        """
+        if not self.resizable:
+            raise DeviceError(self.device.name, "memory", "it has no addresses without memory")
+        done: list[tuple[Reservation, int]] = []
+        for reservation, size in self._reserved:
+            try:
+                _change(reservation, self.num_pages * size, num_pages * size)
+            except DeviceError:
+                for earlier, own in done:
+                    _change(earlier, num_pages * own, self.num_pages * own)
+                raise
+            done.append((reservation, size))
+        self.num_pages = num_pages
+
+    def copy_pages(self, moves: Mapping[int, int]) -> int:
+        """Copy whole pages, to none that is also copied from; returns the bytes."""
+        if not moves:
+            return 0
+        index = [self.device.place(torch.tensor(list(pages))) for pages in (moves.values(), moves.keys())]
+        to, from_ = (part.split(_PAGES_AT_ONCE) for part in index)
+        tensors = self.tensors().values()
+        for tensor in tensors:
+            for new, old in zip(to, from_, strict=True):
+                tensor.index_copy_(0, new, tensor.index_select(0, old))
+        return sum(tensor[0].nbytes for tensor in tensors) * len(moves)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """Zeros of a shape that begins with `num_pages`, with addresses for `max_pages`."""
+        size = math.prod(shape[1:]) * dtype.itemsize
+        reservation = self.device.reserve(self.max_pages * size)
+        if reservation is None:
+            return self.device.zeros(shape, dtype)
+        reservation.commit(0, self.num_pages * size)
+        self._reserved.append((reservation, size))
+        return reservation.memory.view(dtype).view(self.max_pages, *shape[1:])
+
+
+def _change(reservation: Reservation, old: int, new: int) -> None:
+    if new > old:
+        reservation.commit(old, new)
+    elif new < old:
+        reservation.decommit(new, old)
 
 
 def page_bytes(layers: Sequence[LayerShape], page_size: int, dtype: torch.dtype) -> int:

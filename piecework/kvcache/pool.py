@@ -47,6 +47,10 @@ class PagePool:
             self._references[page] = 1
         return pages
 
+    def references(self, page: int) -> int:
+        """Return how many references to `page` there are."""
+        return self._references[page]
+
     def share(self, pages: Iterable[int]) -> None:
         """Add a reference to each of `pages`."""
         for page in pages:
@@ -60,6 +64,43 @@ class PagePool:
             self._references[page] -= 1
             if self._references[page] == 0:
                 self._free.append(page)
+
+    def resize(self, num_pages: int) -> dict[int, int]:
+        """Have `num_pages` pages from now on; those that are in use beyond them get numbers below.
+
+        Returns the new numbers by the old ones. Whoever has such a page takes over its number, and what is
+        in it has to be moved. Raises PageError, with nothing changed, where more are in use than stay.
+        """
+        if num_pages < 2 or self.used > num_pages - 1:
+            raise PageError(f"{self.used} pages and the dummy do not fit into {num_pages} (at least 2)")
+        moves: dict[int, int] = {}
+        if num_pages >= self.num_pages:
+            self._free[:0] = range(num_pages - 1, self.num_pages - 1, -1)  # given out last
+            self._references += [0] * (num_pages - self.num_pages)
+        else:
+            stay = [page for page in self._free if page < num_pages]
+            for page in range(num_pages, self.num_pages):
+                if self._references[page]:
+                    moves[page] = stay.pop()
+                    self._references[moves[page]] = self._references[page]
+            del self._references[num_pages:]
+            self._free = stay
+        self.num_pages = num_pages
+        return moves
+
+    def check(self, holders: Iterable[Iterable[int]]) -> None:
+        """Raise PageError unless `holders` hold all references that are counted, and other pages are free."""
+        found = [0] * self.num_pages
+        for pages in holders:
+            for page in pages:
+                self._check(page)
+                found[page] += 1
+        free = sorted(self._free)
+        if found != self._references or free != [p for p in range(1, self.num_pages) if not found[p]]:
+            wrong = [p for p in range(self.num_pages) if found[p] != self._references[p]]
+            raise PageError(
+                f"pages {wrong} have other holders than counted, or {len(free)} free pages are wrong"
+            )
 
     def _check(self, page: int) -> None:
         if not 0 < page < self.num_pages or self._references[page] == 0:

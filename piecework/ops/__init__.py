@@ -3,6 +3,7 @@
 from piecework.ops import (
     activation,
     attention,
+    attention_int8,
     block_linear,
     fused_gate,
     fused_norm,
@@ -27,6 +28,7 @@ __all__ = [
     "UnsupportedOpError",
     "activation",
     "attention",
+    "attention_int8",
     "block_linear",
     "define",
     "fused_gate",

@@ -9,6 +9,7 @@ from torch import Tensor
 from piecework.kvcache import AttentionMetadata, PagedKVCache
 from piecework.layers.attention import AttentionSpec
 from piecework.ops.attention import paged_attention
+from piecework.ops.attention_int8 import paged_attention_int8
 
 
 class PagedAttention:
@@ -29,8 +30,7 @@ class PagedAttention:
             k,
             v,
             out,
-            self._cache.keys[layer],
-            self._cache.values[layer],
+            *self._cache.layer(layer),
             metadata.slots,
             metadata.page_table,
             metadata.query_starts,
@@ -39,4 +39,5 @@ class PagedAttention:
             spec.scale,
             spec.window,
         )
-        paged_attention.resolve(self._order, *args).run(*args)
+        op = paged_attention_int8 if self._cache.key_scales else paged_attention
+        op.resolve(self._order, *args).run(*args)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from piecework.compile.chain import Addresses, Chain
@@ -17,7 +18,9 @@ from piecework.kvcache import AttentionMetadata, PagedKVCache
 log = logging.getLogger("piecework.capture")
 
 
-def make_chain(program: Program, device: Device, wanted: bool) -> Chain | str:
+def make_chain(
+    program: Program, device: Device, wanted: bool, cache_dtype: torch.dtype | None = None
+) -> Chain | str:
     """Return the program as one call, or why it runs piece by piece, which is logged too."""
     if not wanted:
         reason = "chain is false"
@@ -25,7 +28,7 @@ def make_chain(program: Program, device: Device, wanted: bool) -> Chain | str:
         reason = f"the device {device.name} launches each piece"
     else:
         try:
-            return Chain(program)
+            return Chain(program, cache_dtype)
         except NotChainedError as error:
             reason = error.reason
     log.info("steps outside graphs run piece by piece: %s", reason)
@@ -53,13 +56,17 @@ class ChainedStep:
         keys, values, addresses = self._found
         if self._cache.keys is not keys or self._cache.values is not values:
             addresses = self._look_up()
-        elif self._debug and self._chain.addresses(keys, values).packed != addresses.packed:
+        elif self._debug and self._addresses().packed != addresses.packed:
             raise CaptureError("a weight or the KV cache moved: steps read the address that it had first")
         index = (metadata.slots, metadata.page_table, metadata.query_starts, metadata.context_lengths)
         return self._chain.run(inputs, index, addresses)
 
+    def _addresses(self) -> Addresses:
+        cache = self._cache
+        return self._chain.addresses(cache.keys, cache.values, cache.key_scales, cache.value_scales)
+
     def _look_up(self) -> Addresses:
         keys, values = self._cache.keys, self._cache.values
-        addresses = self._chain.addresses(keys, values)
+        addresses = self._addresses()
         self._found = (keys, values, addresses)  # one value, so that threads see what belongs together
         return addresses

@@ -15,7 +15,7 @@ from piecework.failsafe.events import Event
 from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
 from piecework.profile import Profile
-from piecework.runner.fitting import fit_settings
+from piecework.runner.fitting import fit_cache, fit_settings
 from piecework.runner.load import Loaded, load
 from piecework.runner.spare import Spares
 
@@ -100,7 +100,8 @@ class Runners:
         config = replace(self._config, device=replace(self._config.device, device=name), load=load_settings)
         if place > 0:
             settings, said = fit_settings(config.compilation_config, device)
-            config = replace(config, compilation_config=settings)
+            cache, more = fit_cache(config.cache, device, strict=settings.strict)
+            config, said = replace(config, compilation_config=settings, cache=cache), [*said, *more]
             if said:
                 log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
         loaded = load(config, self._profile, device, spares)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from piecework.compilation import CompilationConfig
+from piecework.config import CacheConfig
 from piecework.devices import Device
 from piecework.devices.base import Phase
 
@@ -30,3 +32,10 @@ def fit_settings(settings: CompilationConfig, device: Device) -> tuple[Compilati
         changes["compiler"] = "auto"
     said = [f"{name}={getattr(settings, name)}" for name in changes if not name.endswith("_sizes")]
     return settings.with_changes(**changes), said
+
+
+def fit_cache(cache: CacheConfig, device: Device, *, strict: bool) -> tuple[CacheConfig, list[str]]:
+    """The same for the KV cache: its own precision where `device` has no attention over int8."""
+    if strict or cache.kv_cache_dtype == "auto" or device.int8_kv_cache:
+        return cache, []
+    return replace(cache, kv_cache_dtype="auto"), [f"kv_cache_dtype={cache.kv_cache_dtype}"]

@@ -18,7 +18,7 @@ from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
 from piecework.runner.precision import settle
-from piecework.runner.programs import make_programs
+from piecework.runner.programs import cache_dtype, make_programs
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
 from piecework.runner.spare import Spares
@@ -74,6 +74,7 @@ def load(
             dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
             reader = choose_reader(checkpoint, quantization)
             in_floats = isinstance(checkpoint, GgufCheckpoint) and quantization == "auto"
+            cache_dtype(config, dtype, device)  # refuses one that the device lacks
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import torch
@@ -11,7 +12,9 @@ from piecework.devices import Device
 from piecework.errors import ConfigError
 from piecework.kvcache import LayerShape, PagedKVCache, page_bytes, pages_for
 from piecework.models.decoder import CausalLM
-from piecework.runner.programs import layer_shapes
+from piecework.runner.programs import cache_dtype, layer_shapes
+
+log = logging.getLogger("piecework.load")
 
 
 def make_cache(
@@ -27,9 +30,17 @@ def make_cache(
     No more is taken than the most requests at their longest can use, and `reserved_bytes` of the device
     stay free. A cache that holds less than the `max_model_len` that the user asked for is refused.
     """
+    begin, most = config.cache.num_pages, config.cache.max_num_pages
+    if begin is not None and most is not None and most < begin:
+        raise ConfigError("max_num_pages", most, f"at least num_pages={begin}")
     layers = layer_shapes(model)
+    dtype = cache_dtype(config, dtype, device)
     pages = plan_pages(layers, config, max_model_len, dtype, device, device.free_memory() - reserved_bytes)
-    return PagedKVCache(layers, pages, config.cache.page_size, dtype, device)
+    asked = config.cache.max_num_pages
+    cache = PagedKVCache(layers, pages, config.cache.page_size, dtype, device, asked)
+    if asked is not None and not cache.resizable:
+        log.warning("max_num_pages=%d: the device %s can't resize a cache", asked, device.name)
+    return cache
 
 
 def plan_pages(
@@ -40,7 +51,7 @@ def plan_pages(
     device: Device,
     free: int,
 ) -> int:
-    """Return how many pages `make_cache` takes of `free` bytes; raises ConfigError as it does."""
+    """Return how many pages of `dtype` `make_cache` takes of `free` bytes; raises ConfigError as it does."""
     size = config.cache.page_size
     per_page = page_bytes(layers, size, dtype)
     most = config.scheduler.max_num_seqs * pages_for(max_model_len, size) + 1

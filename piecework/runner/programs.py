@@ -6,6 +6,8 @@ import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch
+
 from piecework import debug
 from piecework.capture.buffers import StaticBuffers
 from piecework.capture.measure import measure
@@ -15,6 +17,7 @@ from piecework.capture.runner import GraphRunner
 from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import Device
+from piecework.errors import ConfigError
 from piecework.graph.counters import Counters
 from piecework.graph.program import Program
 from piecework.graph.stored import ProgramStore, signature, storable, tensors_of
@@ -133,7 +136,7 @@ def make_programs(
         sequences=max(choices.full_sizes, default=1),
         table_width=pages_for(max_len, config.cache.page_size),
     )
-    chain = make_chain(body, device, settings.chain)
+    chain = make_chain(body, device, settings.chain, cache_dtype(config, model.dtype, device))
     programs = Programs(model, body, head, device, choices, buffers, counters, head_counters, config, chain)
     if device.captures:
         with profile.time("capture.plan"):
@@ -161,7 +164,7 @@ def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Pat
 def _plan(programs: Programs) -> None:
     """Measure what a graph takes on a cache of one page, and choose the sizes that have room."""
     layers = layer_shapes(programs.model)
-    dtype = programs.model.dtype
+    dtype = cache_dtype(programs.config, programs.model.dtype, programs.device)
     page_size = programs.config.cache.page_size
     graphs = programs.graphs(PagedKVCache(layers, 2, page_size, dtype, programs.device))
     if graphs.wishes:
@@ -169,6 +172,16 @@ def _plan(programs: Programs) -> None:
         budget = int(programs.device.free_memory() * _GRAPH_SHARE)
         programs.plan = graphs.plan(budget, programs.cost)
     programs.counters.captures = programs.head_counters.captures = 0  # those for the measurement are gone
+
+
+def cache_dtype(config: EngineConfig, dtype: torch.dtype, device: Device) -> torch.dtype:
+    """Return the type that keys and values are kept in; one that the device lacks is a ConfigError."""
+    if config.cache.kv_cache_dtype == "auto":
+        return dtype
+    if not device.int8_kv_cache:
+        allowed = f"auto on {device.name}, which has no attention over keys and values of int8"
+        raise ConfigError("kv_cache_dtype", config.cache.kv_cache_dtype, allowed)
+    return torch.int8
 
 
 def layer_shapes(model: CausalLM) -> list[LayerShape]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,8 @@ from piecework.devices import Device, make_device
 from piecework.failsafe.events import Stage
 from piecework.failsafe.failover import Active, Failover
 from piecework.failsafe.policy import Policy
+
+log = logging.getLogger("piecework.failsafe")
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,8 @@ class FailsafeCompiler:
             compiler = make_compiler(device.default_compiler())
             try:
                 return compiler.compile(piece, replace(context, device=device))
-            except CompileError:
+            except CompileError as error:
+                log.info("%s; the piece runs uncompiled on %s (key %s)", error, name, context.key[:12])
                 return make_compiler("eager").compile(piece, replace(context, device=device))
 
         what = f"piece {context.index} (key {context.key[:12]})"

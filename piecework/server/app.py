@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import Response
 
 from piecework.config import ServerConfig
+from piecework.server.admin import admin_router
 from piecework.server.chat import chat_router
 from piecework.server.completions import completion_router
 from piecework.server.errors import install_handlers
@@ -30,7 +31,7 @@ def create_app(service: Service, config: ServerConfig) -> FastAPI:
     state = ServerState(service, config)
     app.state.server = state
     service.observers.append(state.metrics)
-    for router in (chat_router, completion_router, token_router, info_router):
+    for router in (chat_router, completion_router, token_router, info_router, admin_router):
         app.include_router(router(state))
     install_handlers(app)
 

@@ -94,11 +94,19 @@ class _EngineCollector(Collector):
         yield _gauge("requests_waiting", "Requests that wait", stats.waiting)
         yield _gauge("kv_pages", "Pages in the KV cache", stats.kv_pages_total)
         yield _gauge("kv_pages_used", "Pages of the KV cache in use", stats.kv_pages_used)
+        yield _gauge("kv_pages_cached", "Pages that only the prefix cache holds", stats.kv_pages_cached)
         yield _gauge("kv_cache_usage_ratio", "Share of the KV pages in use, 0 to 1", stats.kv_usage)
         yield _counter("requests_received", "Requests handed to the engine", stats.requests_total)
         yield _counter("prompt_tokens", "Prompt tokens", stats.prompt_tokens_total)
         yield _counter("generation_tokens", "Generated tokens", stats.generation_tokens_total)
         yield _counter("preemptions", "Requests that lost their pages for a while", stats.preemptions_total)
+        yield _counter("prefix_hits", "Requests that began behind cached pages", stats.prefix_hits_total)
+        yield _counter(
+            "prefix_cached_tokens", "Tokens that weren't computed again", stats.prefix_cached_tokens_total
+        )
+        yield _counter(
+            "prefix_evictions", "Cached pages that were given up for others", stats.prefix_evictions_total
+        )
         yield _counter("engine_steps", "Steps of the engine", stats.steps_total)
         ended = CounterMetricFamily("piecework_requests", "Samples that ended", labels=["finish_reason"])
         for reason in sorted({"stop", "length", "abort", "error", *stats.finished}):

@@ -117,3 +117,9 @@ class DetokenizeRequest(Body):
 
     tokens: list[Integer] = Field(description="a list of token ids")
     skip_special_tokens: bool = False
+
+
+class KVRequest(Body):
+    """POST /admin/kv."""
+
+    pages: Integer

@@ -74,7 +74,7 @@ def test_a_piece_that_does_not_compile_is_compiled_on_the_next_device(expected, 
     program, counters = build("point=compile,piece=1", compiler=compiler, at_run=False)
     assert compiler.compiled == [0, 2]  # and the one that failed, on the other device only
     assert [isinstance(piece, FailsafePiece) for piece in program.pieces] == [False, True, False]
-    assert [piece.compiler for piece in program.pieces] == ["eager", "native on cpu", "eager"]
+    assert [piece.compiler for piece in program.pieces] == ["eager", "eager on cpu", "eager"]
     assert (counters.compiles, counters.moved_pieces, counters.compile_failures) == (3, 1, 0)
     assert program.records[1].failure == "sim failed at compile: planned fault at compile 1"
     (told,) = [r.message for r in caplog.records if r.levelno == logging.WARNING]

@@ -187,7 +187,8 @@ void pieces() {
   for (auto& thread : threads) thread.join();
 }
 
-template <typename T>
+// C: of the cache, T or int8 with scales.
+template <typename T, typename C>
 void attention(std::vector<int> queries, std::vector<int> lengths, int64_t kv_heads, int64_t group, int64_t dim,
                int64_t page_size, int64_t window, int padding) {
   const int64_t sequences = int64_t(queries.size());
@@ -214,12 +215,25 @@ void attention(std::vector<int> queries, std::vector<int> lengths, int64_t kv_he
   }
   const int64_t width = kv_heads * dim;
   auto q = random_values<T>(rows * width * group), k = random_values<T>(rows * width);
-  auto v = random_values<T>(rows * width), keys = random_values<T>(pages * width * page_size);
-  auto values = random_values<T>(pages * width * page_size);
+  auto v = random_values<T>(rows * width);
+  constexpr bool int8 = std::is_same<C, int8_t>::value;
+  Buffer<C> keys(pages * width * page_size), values(keys.size);
+  auto key_scales = random_values<bf16>(int8 ? pages * kv_heads * page_size : 0);
+  auto value_scales = random_values<bf16>(key_scales.size);
+  for (auto* cache : {&keys, &values})
+    for (size_t i = 0; i < cache->size; ++i)
+      if constexpr (int8)
+        cache->data[i] = int8_t(generator());
+      else
+        cache->data[i] = random_values<C>(1).data[0];
+  for (auto* scales : {&key_scales, &value_scales})
+    for (size_t i = 0; i < scales->size; ++i)
+      scales->data[i] = from_float<bf16>(to_float(scales->data[i]) / 127);
   Buffer<T> out(rows * width * group);
   const AttentionCall call{q.data.get(),         k.data.get(),
                            v.data.get(),         out.data.get(),
                            keys.data.get(),      values.data.get(),
+                           key_scales.data.get(), value_scales.data.get(),
                            slots.data.get(),     table.data.get(),
                            starts.data.get(),    contexts.data.get(),
                            width * group,        width,
@@ -228,7 +242,8 @@ void attention(std::vector<int> queries, std::vector<int> lengths, int64_t kv_he
                            most,                 kv_heads * group,
                            kv_heads,             dim,
                            page_size,            window,
-                           type_of<T>(),         1 / std::sqrt(double(dim))};
+                           type_of<T>(),         int8 ? int64_t(INT8) : type_of<T>(),
+                           1 / std::sqrt(double(dim))};
   piecework_paged_attention(&call);
   for (size_t i = 0; i < out.size; ++i) {
     const float y = to_float(out.data[i]);
@@ -237,14 +252,20 @@ void attention(std::vector<int> queries, std::vector<int> lengths, int64_t kv_he
   }
 }
 
+template <typename T, typename C>
+void attentions() {
+  attention<T, C>({1, 1, 1}, {1, 65, 700}, 2, 3, 64, 16, 0, 2);
+  attention<T, C>({5, 1, 90}, {5, 33, 140}, 1, 4, 80, 7, 0, 1);
+  attention<T, C>({1, 3}, {300, 70}, 3, 1, 24, 1, 40, 0);
+  attention<T, C>({20}, {2500}, 1, 2, 8, 64, 0, 0);
+}
+
 template <typename T>
 void all() {
   for (int64_t inputs : {1, 7, 16, 33, 64, 1100})
     for (int64_t rows : {1, 2, 3, 7, 50}) linear<T>(rows, rows == 50 ? 37 : 5, inputs, inputs % 2);
-  attention<T>({1, 1, 1}, {1, 65, 700}, 2, 3, 64, 16, 0, 2);
-  attention<T>({5, 1, 90}, {5, 33, 140}, 1, 4, 80, 7, 0, 1);
-  attention<T>({1, 3}, {300, 70}, 3, 1, 24, 1, 40, 0);
-  attention<T>({20}, {2500}, 1, 2, 8, 64, 0, 0);
+  attentions<T, T>();
+  attentions<T, int8_t>();
 }
 
 }  // namespace

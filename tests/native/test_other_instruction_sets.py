@@ -18,7 +18,13 @@ from piecework.native import library, toolchain
 pytestmark = pytest.mark.skipif(library() is None, reason="the library can't be built here")
 
 FOLDER = Path(__file__).parent
-TESTS = ("test_row_kernels.py", "test_head_kernels.py", "test_int8_kernels.py", "test_block_linear.py")
+TESTS = (
+    "test_row_kernels.py",
+    "test_head_kernels.py",
+    "test_int8_kernels.py",
+    "test_int8_attention.py",
+    "test_block_linear.py",
+)
 
 RUN = f"""
 import sys

@@ -30,6 +30,18 @@ def test_chat(client: openai.OpenAI) -> None:
     assert usage.prompt_tokens_details is not None and usage.prompt_tokens_details.cached_tokens >= 0
 
 
+def test_usage_says_what_was_cached(client: openai.OpenAI, server: ServerProcess) -> None:
+    text = "what was said before is known " * 4
+    before = server.metric("piecework_prefix_cached_tokens_total")
+    answers = [client.completions.create(prompt=text, max_tokens=2, **GREEDY) for _ in range(2)]
+    usage = [answer.usage for answer in answers]
+    details = [found.prompt_tokens_details for found in usage if found is not None]
+    cached = [found.cached_tokens for found in details if found is not None]
+    assert cached[0] == 0 and cached[1] == (usage[0].prompt_tokens - 1) // 16 * 16 > 0  # type: ignore[union-attr]
+    assert server.metric("piecework_prefix_cached_tokens_total") == before + cached[1]
+    assert answers[0].choices[0].text == answers[1].choices[0].text
+
+
 def test_a_chat_is_a_completion_of_its_rendered_prompt(client: openai.OpenAI) -> None:
     prompt = "<|im_start|>user\nsay the thing<|im_end|>\n<|im_start|>assistant\n"
     chat = client.chat.completions.create(messages=MESSAGES, max_tokens=10, **GREEDY)

@@ -15,6 +15,7 @@ from piecework.devices.sim.faults import Fault, Faults
 from piecework.devices.sim.graph import SimGraph
 from piecework.devices.sim.memory import Pool, SimMemory
 from piecework.devices.sim.record import Recorder
+from piecework.devices.sim.reservation import SimReservation
 from piecework.errors import CaptureError, ConfigError, DeviceError
 
 T = TypeVar("T")
@@ -89,6 +90,12 @@ class SimDevice(Device):
         if self._recorder is not None:
             raise CaptureError("a buffer can't be allocated on sim in the middle of a capture")
         return self.memory.empty(shape, None, dtype).zero_()
+
+    def reserve(self, size: int) -> SimReservation:
+        """Reserve addresses behind the device's memory, as many as it has bytes in all."""
+        if self._recorder is not None:
+            raise CaptureError("nothing can be reserved on sim in the middle of a capture")
+        return SimReservation(self.memory, size)
 
     def place(self, tensor: Tensor) -> Tensor:
         """Return `tensor` in the device's memory: itself where it is there already, else a copy."""

@@ -4,6 +4,9 @@ A block is a storage of its own over its part of the buffer. The finalizer of wh
 is the free event. Free bytes are 0xFF, which is NaN in every float type and -1 in every integer type, so a
 read through a stale address shows in the results. Captures allocate from pools, whose memory comes from the
 same buffer and goes back only when the pool is gone.
+
+Behind it lie as many addresses again, for reservations. What is committed there counts as taken from the
+buffer, which then has as many free bytes less, wherever those are.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -33,17 +37,28 @@ class Pool:
         self.reserved = 0
 
 
+@dataclass(eq=False)
+class Committed:
+    """A reservation: its bytes, uint8 [size], and how many of them count as taken."""
+
+    bytes: Tensor
+    count: int = 0
+
+
 class SimMemory:
     """An allocator over one buffer of `capacity` bytes."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
-        self._bytes = np.empty(capacity, np.uint8)  # the kernel commits a page at its first write
+        self._bytes = np.empty(2 * capacity, np.uint8)  # the kernel commits a page at its first write
         self._address: int = self._bytes.ctypes.data
         first = -self._address % _ALIGNMENT
         self._free = FreeRanges()
         self._free.add(first, capacity)
         self._used_up_to = first
+        self._reserved = Pool()
+        self._reserved.free.add(capacity + first, 2 * capacity)
+        self._reservations: weakref.WeakSet[Committed] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._returned: deque[tuple[Pool | None, int, int]] = deque()
 
@@ -51,12 +66,16 @@ class SimMemory:
     def free_bytes(self) -> int:
         """Bytes that nobody has, in whatever pieces."""
         self.settle()
-        return self._free.total
+        return self._free.total - self._committed
+
+    @property
+    def _committed(self) -> int:
+        return sum(reservation.count for reservation in self._reservations)
 
     def holds(self, tensor: Tensor) -> bool:
         """Say whether the tensor lies here; one without bytes lies everywhere."""
         storage = tensor.untyped_storage()
-        return storage.nbytes() == 0 or 0 <= storage.data_ptr() - self._address < self.capacity
+        return storage.nbytes() == 0 or 0 <= storage.data_ptr() - self._address < self._bytes.nbytes
 
     def allocate(self, size: int, pool: Pool | None = None) -> Tensor:
         """Return `size` poisoned bytes, from `pool` or from the common memory; uint8 [size]."""
@@ -90,6 +109,24 @@ class SimMemory:
         count = 0 if 0 in shape else 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
         with torch.inference_mode(False):
             return self.allocate(count * dtype.itemsize, pool).view(dtype).as_strided(shape, strides)
+
+    def reserve(self, size: int) -> Committed:
+        """Return `size` poisoned bytes of addresses that count as taken only where they are committed."""
+        self.settle()
+        if size > self._reserved.free.total:
+            reason = f"{size} bytes of addresses wanted, {self._reserved.free.total} are left"
+            raise DeviceError("sim", "memory", reason)
+        reservation = Committed(self.allocate(size, self._reserved))
+        reservation.bytes.fill_(_POISON)
+        self._reservations.add(reservation)
+        return reservation
+
+    def commit(self, reservation: Committed, count: int) -> None:
+        """Count `count` bytes more as taken, or fewer; DeviceError where that many are not free."""
+        if count > self.free_bytes:
+            reason = f"{count} bytes wanted, {self.free_bytes} of {self.capacity} are free"
+            raise DeviceError("sim", "memory", reason)
+        reservation.count += count
 
     def alias(self, tensor: Tensor) -> Tensor:
         """Return a tensor at the address of `tensor`, which must lie here, that owns nothing."""
@@ -136,9 +173,10 @@ class SimMemory:
         (self._free if pool is None else pool.free).add(start, stop)
 
     def _take(self, size: int) -> int:
-        start = self._free.take(size)
+        free = self._free.total - self._committed
+        start = self._free.take(size) if size <= free else None
         if start is None:
-            reason = f"{size} bytes wanted, {self._free.total} of {self.capacity} are free"
+            reason = f"{size} bytes wanted, {free} of {self.capacity} are free"
             raise DeviceError("sim", "memory", reason)
         if start + size > self._used_up_to:  # never given out before, so not poisoned yet
             self.poison([(max(start, self._used_up_to), start + size)])

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include "attention_cache.h"
 #include "attention_tile.h"
 
 namespace piecework {
@@ -59,16 +60,16 @@ void cut(const AttentionCall& call, Plan& plan) {
   if (plan.partials.size() < size_t(floats)) plan.partials.resize(floats);
 }
 
-template <typename T>
+template <typename T, typename C>
 void write_row(const AttentionCall& call, int64_t t) {
   const int64_t dim = call.head_dim;
   const int64_t page = call.slots[t] / call.page_size, offset = call.slots[t] % call.page_size;
   const T* k = static_cast<const T*>(call.k) + t * call.k_stride;
   const T* v = static_cast<const T*>(call.v) + t * call.v_stride;
   for (int64_t h = 0; h < call.kv_heads; ++h) {
-    const int64_t where = ((page * call.kv_heads + h) * call.page_size + offset) * dim;
-    std::copy_n(k + h * dim, dim, static_cast<T*>(call.k_cache) + where);
-    std::copy_n(v + h * dim, dim, static_cast<T*>(call.v_cache) + where);
+    const int64_t where = (page * call.kv_heads + h) * call.page_size + offset;
+    keep(k + h * dim, dim, where, static_cast<C*>(call.k_cache), static_cast<bf16*>(call.k_scales));
+    keep(v + h * dim, dim, where, static_cast<C*>(call.v_cache), static_cast<bf16*>(call.v_scales));
   }
 }
 
@@ -97,7 +98,7 @@ void join(const AttentionCall& call, const Plan& plan, const Split& split) {
   }
 }
 
-template <typename T>
+template <typename T, typename C>
 void attend(const AttentionCall& call) {
   thread_local Plan plan_of_caller;
   Plan& plan = plan_of_caller;
@@ -109,7 +110,7 @@ void attend(const AttentionCall& call) {
 #pragma omp for schedule(static)
     for (int64_t t = 0; t < call.rows; ++t) {
       if (t < valid)
-        write_row<T>(call, t);
+        write_row<T, C>(call, t);
       else
         std::fill_n(static_cast<T*>(call.out) + t * call.out_stride, call.heads * call.head_dim, T{});
     }
@@ -117,11 +118,16 @@ void attend(const AttentionCall& call) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < tiles; ++i) {
       const AttentionTile& tile = plan.tiles[i];
-      attend_tile<T>(call, tile, tile.partial < 0 ? nullptr : &plan.partials[tile.partial], scratch);
+      attend_tile<T, C>(call, tile, tile.partial < 0 ? nullptr : &plan.partials[tile.partial], scratch);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < splits; ++i) join<T>(call, plan, plan.splits[i]);
   }
+}
+
+template <typename T>
+void attend(const AttentionCall& call) {
+  call.cache_type == INT8 ? attend<T, int8_t>(call) : attend<T, T>(call);
 }
 
 }  // namespace

@@ -6,7 +6,8 @@
 namespace piecework {
 
 // As the op `paged_attention` of piecework/ops/attention.py. Strides are in elements; each row of q, k, v
-// and out has its heads one after the other. All fields are 8 bytes, so that there are no gaps.
+// and out has its heads one after the other. The cache has the type of q, or is int8; then it has scales,
+// [pages][kv_heads][page_size] of bfloat16. All fields are 8 bytes, so that there are no gaps.
 struct AttentionCall {
   const void* q;
   const void* k;
@@ -14,6 +15,8 @@ struct AttentionCall {
   void* out;
   void* k_cache;
   void* v_cache;
+  void* k_scales;
+  void* v_scales;
   const int32_t* slots;
   const int32_t* page_table;
   const int32_t* query_starts;
@@ -21,7 +24,7 @@ struct AttentionCall {
   int64_t q_stride, k_stride, v_stride, out_stride;
   int64_t rows, sequences, table_stride;
   int64_t heads, kv_heads, head_dim, page_size;
-  int64_t window, type;
+  int64_t window, type, cache_type;
   double scale;
 };
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "attention_cache.h"
 #include "matrix.h"
 
 namespace piecework {
@@ -20,7 +21,7 @@ inline int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
 // What a thread works in; it grows to the largest tile and stays.
 struct AttentionScratch {
-  std::vector<float> q, scores, sums, keys, values, top, total;
+  std::vector<float> q, scores, sums, keys, values, top, total, key_scales, value_scales;
   std::vector<const float*> key_rows, value_rows;
 
   void fit(int rows, int width) {
@@ -31,6 +32,8 @@ struct AttentionScratch {
     grow(values, KEYS * width);
     grow(top, rows);
     grow(total, rows);
+    grow(key_scales, KEYS);
+    grow(value_scales, KEYS);
     grow(key_rows, width);
     grow(value_rows, KEYS);
   }
@@ -116,9 +119,10 @@ inline T* output_row(const AttentionCall& call, const AttentionTile& tile, int r
   return static_cast<T*>(call.out) + row * call.out_stride + (tile.kv_head * group + r % group) * call.head_dim;
 }
 
-// Do a tile. A partial one leaves, at `partial`, for each row its maximum and its sum, and after all of
+// Do a tile, of a cache of type C: where that is int8, a key's scale is a factor of its scores, and a value's of its
+// weights, so that neither is multiplied channel by channel. A partial one leaves, at `partial`, for each row its maximum and its sum, and after all of
 // those the unnormalised rows [rows][width]; any other writes its rows of `out`.
-template <typename T>
+template <typename T, typename C>
 void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* partial, AttentionScratch& s) {
   const int dim = int(call.head_dim), width = padded(dim), group = int(call.heads / call.kv_heads);
   const int rows = tile.tokens * group;
@@ -138,15 +142,20 @@ void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* pa
   }
   std::fill_n(s.sums.begin(), rows * width, 0.0f);
   const bool as_they_lie = rows <= FEW_ROWS && dim == width;
-  const T* k_rows[KEYS];
-  const T* v_rows[KEYS];
+  constexpr bool scaled = std::is_same_v<C, int8_t>;
+  const C* k_rows[KEYS];
+  const C* v_rows[KEYS];
   for (int begin = tile.begin; begin < tile.end; begin += KEYS) {
     const int keys = std::min(KEYS, tile.end - begin);
     for (int i = 0; i < keys; ++i) {
       const int64_t page = pages[(begin + i) / call.page_size], offset = (begin + i) % call.page_size;
-      const int64_t where = ((page * call.kv_heads + tile.kv_head) * call.page_size + offset) * dim;
-      k_rows[i] = static_cast<const T*>(call.k_cache) + where;
-      v_rows[i] = static_cast<const T*>(call.v_cache) + where;
+      const int64_t where = (page * call.kv_heads + tile.kv_head) * call.page_size + offset;
+      k_rows[i] = static_cast<const C*>(call.k_cache) + where * dim;
+      v_rows[i] = static_cast<const C*>(call.v_cache) + where * dim;
+      if constexpr (scaled) {
+        s.key_scales[i] = to_float(static_cast<const bf16*>(call.k_scales)[where]);
+        s.value_scales[i] = to_float(static_cast<const bf16*>(call.v_scales)[where]);
+      }
     }
     if (as_they_lie) {
       dots(s.q.data(), width, k_rows, rows, keys, dim, s.scores.data(), KEYS);
@@ -159,8 +168,10 @@ void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* pa
       const int high = std::clamp(last + 1 - begin, 0, keys);
       const int64_t oldest = call.window > 0 ? last - call.window + 1 : 0;
       const int low = int(std::clamp<int64_t>(oldest - begin, 0, keys));
+      if constexpr (scaled) scale_row(&s.scores[r * KEYS], s.key_scales.data(), keys);
       weigh(&s.scores[r * KEYS], low, high, keys, float(call.scale), s.top[r], s.total[r], &s.sums[r * width],
             width);
+      if constexpr (scaled) scale_row(&s.scores[r * KEYS], s.value_scales.data(), keys);
     }
     if (as_they_lie)
       product(s.scores.data(), KEYS, v_rows, rows, width, keys, s.sums.data(), width, true);

@@ -1,0 +1,77 @@
+"""POST /admin/kv: only with the API key, with the pages that there are then, and clear refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from piecework.config import EngineConfig, ServerConfig
+from piecework.engine.service import Service
+from piecework.server.app import create_app
+
+KEY = {"Authorization": "Bearer secret"}
+
+
+@pytest.fixture(scope="module")
+def service(folder: str) -> Iterator[Service]:
+    settings = {"model": folder, "dtype": "float32", "threads": 1, "max_model_len": 256}
+    running = Service(EngineConfig.from_flat({**settings, "num_pages": 100, "max_num_pages": 200}))
+    yield running
+    running.close()
+
+
+def ask(service: Service, key: str | None, method: str, **options: Any) -> httpx.Response:
+    app = create_app(service, ServerConfig(api_key=key))
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, "/admin/kv", **options)
+
+    return asyncio.run(run())
+
+
+def test_pages_are_changed_and_shown(service: Service) -> None:
+    for pages in (150, 40, 100):
+        answer = ask(service, "secret", "POST", json={"pages": pages}, headers=KEY)
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert (found["pages"], found["min_pages"], found["max_pages"]) == (pages, 17, 200)
+        shown = ask(service, "secret", "GET", headers=KEY).json()
+        assert shown == {**found, "moved_pages": 0, "preempted": 0}
+        assert shown["bytes"] == service.kv_bytes and service.runner.cache.num_pages == pages
+
+
+def test_nobody_without_the_key(service: Service) -> None:
+    for key, headers, status, code in (
+        ("secret", {}, 401, "invalid_api_key"),
+        ("secret", {"Authorization": "Bearer other"}, 401, "invalid_api_key"),
+        (None, {}, 403, "api_key_not_set"),
+        (None, KEY, 403, "api_key_not_set"),
+    ):
+        for method, options in (("POST", {"json": {"pages": 50}}), ("GET", {})):
+            answer = ask(service, key, method, headers=headers, **options)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert service.runner.cache.num_pages == 100
+
+
+def test_what_cannot_be_says_what_can(service: Service) -> None:
+    for body, status, message in (
+        (
+            {"pages": 16},
+            409,
+            "pages=16 is not allowed: at least 17, the dummy page and one request of max_mod",
+        ),
+        ({"pages": 201}, 409, "at most 200, the max_num_pages"),
+        ({"pages": "many"}, 400, "pages='many' is not allowed"),
+        ({}, 400, "pages is missing"),
+        ({"page": 3}, 400, "did you mean pages?"),
+        ({"pages": 50, "model": "other"}, 404, "is not served here"),
+    ):
+        answer = ask(service, "secret", "POST", json=body, headers=KEY)
+        assert answer.status_code == status and message in answer.json()["error"]["message"], answer.text
+    assert service.runner.cache.num_pages == 100
