@@ -34,8 +34,8 @@ class CompilationConfig:
     """Compiler, graph modes, capture sizes and passes. JSON on the command line, a mapping in a file.
 
     Attributes:
-        compiler: `native`, `eager`, `inductor`, `dynamo:<name>`, or `auto` for the device's own choice.
-            `piecewise` and `npugraph_fused` are `eager` with the decode mode `piecewise` or `full`.
+        compiler: `native`, `eager`, `inductor`, `openvino`, `dynamo:<name>`, or `auto` for the device's own
+            choice. `piecewise` and `npugraph_fused` are `eager` with the decode mode `piecewise` or `full`.
         decode_graph, prefill_graph: `eager`, `piecewise`, for decode also `full`, or `auto`.
         decode_capture_sizes: batch sizes to capture for decode; None takes the default sizes.
         prefill_capture_sizes: token counts to capture for prefill and mixed steps.

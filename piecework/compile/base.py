@@ -61,6 +61,7 @@ class CompileContext:
         key: the piece's structural key. index: its place among the distinct pieces.
         cache_dir: where compiled pieces are kept; None keeps none.
         cached: set by a compiler that found the piece there.
+        calls: for each call of the piece its inputs that are weights, None for all others.
         automatic: the compiler is the device's choice; whoever asked for none gets the next for a piece
             that isn't for this one, in strict mode too.
         tokens: the one size that the piece will have; None is every size.
@@ -76,6 +77,7 @@ class CompileContext:
     cached: bool = False
     automatic: bool = False
     tokens: int | None = None
+    calls: Sequence[Sequence[Tensor | None]] = ()
 
 
 class Compiler(Protocol):

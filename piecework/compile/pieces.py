@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from torch import fx
+from torch import Tensor, fx
 
 from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler, NotForCompilerError
 from piecework.profile import now
@@ -42,15 +42,21 @@ def compile_pieces(
     compiler: Compiler,
     context: CompileContext,
     *,
+    calls: Sequence[Sequence[Sequence[Tensor | None]]] | None = None,
     threads: int | None = None,
 ) -> tuple[list[CompiledPiece], list[PieceRecord]]:
     """Compile pieces, each under its structural key; pieces and their records stand in the same order.
 
     A piece whose compiler fails runs uncompiled, with a warning that says why; in strict mode the first
     CompileError is raised. A piece that isn't for a compiler which nobody asked for is told as information.
-    `threads`: how many compile at once; by default one per core.
+    `calls`: the weights of each piece's calls, see CompileContext. `threads`: how many compile at once; by
+    default one per core.
     """
-    contexts = [replace(context, key=key, index=index) for index, key in enumerate(keys)]
+    known = calls or [()] * len(keys)
+    contexts = [
+        replace(context, key=key, index=index, calls=of)
+        for index, (key, of) in enumerate(zip(keys, known, strict=True))
+    ]
     workers = min(threads or os.cpu_count() or 1, len(pieces))
     if not compiler.parallel or workers < 2:
         done = [_compile(piece, c, compiler) for piece, c in zip(pieces, contexts, strict=True)]

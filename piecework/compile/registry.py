@@ -15,6 +15,7 @@ PREFIX = "dynamo:"
 _BUILT_IN: dict[str, tuple[str, str]] = {
     "eager": ("piecework.compile.eager", "EagerCompiler"),
     "inductor": ("piecework.compile.inductor", "InductorCompiler"),
+    "openvino": ("piecework.compile.openvino.compiler", "OpenVinoCompiler"),
     "native": ("piecework.compile.native", "NativeCompiler"),
 }
 
@@ -33,5 +34,9 @@ def make_compiler(name: str) -> Compiler:
     if name not in _BUILT_IN:
         raise ConfigError("compiler", name, "one of " + ", ".join(known_compilers()))
     module, kind = _BUILT_IN[name]
-    made = cast("Callable[[], Compiler]", getattr(import_module(module), kind))
+    try:
+        made = cast("Callable[[], Compiler]", getattr(import_module(module), kind))
+    except ImportError as error:
+        allowed = f"a compiler whose package is installed, such as piecework[{name}] ({error})"
+        raise ConfigError("compiler", name, allowed) from error
     return made()

@@ -23,7 +23,7 @@ class CpuDevice(Device):
     name = "cpu"
     torch_device = torch.device("cpu")
     op_order = ("cpu", "reference")
-    compilers = ("native", "eager", "inductor", "dynamo")
+    compilers: tuple[str, ...] = ("native", "eager", "inductor", "openvino", "dynamo")
     int8_kv_cache = True
     chains = True
     relayout = "rows"

@@ -10,6 +10,7 @@ from piecework.devices.cpu import CpuDevice
 from piecework.devices.cuda import CudaDevice
 from piecework.devices.injected import PlannedFault, with_faults
 from piecework.devices.npu import NpuDevice
+from piecework.devices.openvino import OpenVinoDevice
 from piecework.devices.sim import SimDevice
 from piecework.errors import ConfigError
 
@@ -18,6 +19,7 @@ _BUILT_IN: dict[str, type[Device]] = {
     "cpu": CpuDevice,
     "cuda": CudaDevice,
     "npu": NpuDevice,
+    "openvino": OpenVinoDevice,
     "sim": SimDevice,
 }
 

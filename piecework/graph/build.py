@@ -20,7 +20,7 @@ from piecework.graph.counters import Counters
 from piecework.graph.fold import fold
 from piecework.graph.link import link
 from piecework.graph.program import Program
-from piecework.graph.split import SplitError, split
+from piecework.graph.split import SplitError, SplitGraph, split
 from piecework.graph.symbols import HINT
 from piecework.graph.trace import Traced, TraceError, trace
 from piecework.profile import Profile, now
@@ -146,7 +146,8 @@ def assemble(traced: Traced, options: Options) -> Program:
         counters=counters,
         automatic=options.config.compiler == "auto",
     )
-    pieces, records = compile_pieces(folded.distinct, folded.keys, compiler, context)
+    calls = _weights_of_calls(graph, folded.kind, bindings)
+    pieces, records = compile_pieces(folded.distinct, folded.keys, compiler, context, calls=calls)
     seconds["compile"] = now() - start
     for stage in ("passes", "split", "compile"):
         options.profile.add_time(stage, seconds[stage])
@@ -165,6 +166,17 @@ def assemble(traced: Traced, options: Options) -> Program:
     counters.add("holes", program.num_holes)
     counters.add("distinct", program.num_distinct)
     return program
+
+
+def _weights_of_calls(
+    graph: SplitGraph, kinds: Sequence[int], bindings: Sequence[Binding]
+) -> list[list[tuple[Tensor | None, ...]]]:
+    """For each distinct piece the weights of its calls, by the piece's inputs."""
+    bound = {node: b.tensor for node, b in zip(graph.placeholders, bindings, strict=True)}
+    calls: list[list[tuple[Tensor | None, ...]]] = [[] for _ in range(max(kinds, default=-1) + 1)]
+    for piece, kind in zip(graph.pieces, kinds, strict=True):
+        calls[kind].append(tuple(bound.get(node) for node in piece.inputs))
+    return calls
 
 
 def _compiler_name(options: Options) -> str:

@@ -100,8 +100,8 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
         ),
         (
             {"compiler": "gcc"},
-            "compiler='gcc' is not allowed: one of native, eager, inductor, dynamo:<backend>, which the "
-            "device cpu has, or auto",
+            "compiler='gcc' is not allowed: one of native, eager, inductor, openvino, dynamo:<backend>, "
+            "which the device cpu has, or auto",
         ),
         ({"compiler": "dynamo:gcc"}, "compiler='dynamo:gcc' is not allowed: dynamo: and one of aot_eager, "),
         (

@@ -84,7 +84,7 @@ def test_a_piece_whose_compiler_fails_runs_uncompiled(caplog: pytest.LogCaptureF
 
 
 def test_unknown_compilers_are_refused_with_the_known_ones() -> None:
-    assert known_compilers() == ["eager", "inductor", "native", "dynamo:<backend>"]
+    assert known_compilers() == ["eager", "inductor", "native", "openvino", "dynamo:<backend>"]
     with pytest.raises(ConfigError, match="compiler='gcc' is not allowed: one of eager, inductor"):
         make_compiler("gcc")
     with pytest.raises(ConfigError, match=r"dynamo: and one of .*aot_eager"):

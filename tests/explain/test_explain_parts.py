@@ -52,7 +52,7 @@ def test_devices_of_other_packages_are_listed_with_why_they_do_not_load(
     monkeypatch.syspath_prepend(tmp_path)
     found = {choice.name: choice for choice in devices()}
     assert found["cpu"] == Choice(
-        "cpu", "piecework", "has no graphs; compilers native, eager, inductor, dynamo"
+        "cpu", "piecework", "has no graphs; compilers native, eager, inductor, openvino, dynamo"
     )
     assert found["sim"].note.startswith("captures graphs")
     assert found["tpu"].origin == "tpu-plugin"

@@ -27,6 +27,9 @@ DEFAULT: dict[tuple[str, tuple[torch.dtype, ...]], frozenset[str]] = {
     # The vendor's library has no op for split, norms and rotary at once.
     ("npu", _32): _ALL - {"split_qkv_rmsnorm_rope", "split_qkv_rope"},
     ("npu", _16): _ALL - {"split_qkv_rmsnorm_rope", "split_qkv_rope"},
+    # A converter writes an op out, whether it is a fused one or not.
+    ("openvino", _32): _ALL,
+    ("openvino", _16): _ALL,
     # Nothing to win there: they run so that graphs are tested with them.
     ("sim", _32): _ALL,
     ("sim", _16): _ALL,
