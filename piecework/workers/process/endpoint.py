@@ -88,10 +88,7 @@ class ProcessEndpoint:
 
     def run(self, digest: str, arguments: Sequence[Scalar | Region]) -> Future[None]:
         """See Endpoint."""
-        sent = [
-            Argument(None, _place(one)) if isinstance(one, Region) else Argument(one, None)
-            for one in arguments
-        ]
+        sent = [_argument(one) for one in arguments]
         done: Future[None] = Future()
         self._ask("run", encode(Run(digest, sent))).add_done_callback(lambda answer: _settle(done, answer))
         return done
@@ -181,6 +178,12 @@ def _pickled(calls: Mapping[str, Callable[..., None]]) -> bytes:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError("functions", call, f"what a child can import ({error})") from error
     return pickle.dumps(dict(calls))
+
+
+def _argument(value: Scalar | Region) -> Argument:
+    if isinstance(value, Region):
+        return Argument(place=_place(value))
+    return Argument(data=value) if isinstance(value, bytes) else Argument(scalar=value)
 
 
 def _place(region: Region) -> Place:

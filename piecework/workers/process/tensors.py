@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -16,6 +16,7 @@ with imports_stay():
     import torch
 
     from piecework.devices import make_device
+    from piecework.workers.tasks.plans import with_plans
 
 Scalar = int | float | bool | str
 
@@ -30,10 +31,11 @@ class Place(NamedTuple):
 
 
 class Argument(NamedTuple):
-    """One argument of a call: a scalar, or a tensor at a place."""
+    """One argument of a call: a scalar, a tensor at a place, or bytes, which a union with text can't hold."""
 
-    scalar: Scalar | None
-    place: Place | None
+    scalar: Scalar | None = None
+    place: Place | None = None
+    data: bytes | None = None
 
 
 class Shared(NamedTuple):
@@ -72,7 +74,7 @@ class TensorHost:
     def __init__(self, context: Context) -> None:
         options = decode(Options, context.options)
         self._device = make_device(options.device)
-        self._calls: dict[str, Callable[..., None]] = pickle.loads(options.calls)
+        self._calls: Mapping[str, Callable[..., None]] = with_plans(pickle.loads(options.calls))
         self._buffers: dict[int, torch.Tensor] = {}
         self._segments: dict[int, Segment] = {}
         self._ids = count(1)
@@ -121,9 +123,13 @@ class TensorHost:
             del host, target, source  # they look into the segment, which could not be closed
 
     def _run(self, run: Run) -> None:
-        arguments = [one.scalar if one.place is None else self._tensor(one.place) for one in run.arguments]
-        self._calls[run.digest](*arguments)
+        self._calls[run.digest](*map(self._value, run.arguments))
         self._device.synchronize()
+
+    def _value(self, argument: Argument) -> Scalar | bytes | torch.Tensor | None:
+        if argument.place is not None:
+            return self._tensor(argument.place)
+        return argument.scalar if argument.data is None else argument.data
 
     def _tensor(self, place: Place) -> torch.Tensor:
         dtype: torch.dtype = getattr(torch, place.dtype)

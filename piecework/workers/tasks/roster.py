@@ -77,7 +77,7 @@ class Roster:
     def child(self, number: int) -> Member:
         """Return a child of the next level; a HandleError where there is none of this number."""
         count = len(self._children)
-        if isinstance(number, bool) or not 0 <= number < count:
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number < count:
             raise HandleError("worker", number, f"0 to {count - 1}")
         return self.members[number]
 
