@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -29,7 +30,9 @@ from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
 from piecework.runner.recipe import HeadPasses, Recipe
-from piecework.runner.whole import WholeDecode
+
+if TYPE_CHECKING:
+    from piecework.runner.whole import WholeDecode
 
 log = logging.getLogger("piecework.capture")
 
@@ -85,6 +88,10 @@ class Programs:
     def _whole(self, cache: PagedKVCache) -> WholeDecode | None:
         if self.compiler is None:
             return None
+        from piecework.runner.whole import (
+            WholeDecode,
+        )  # which needs the tracer, as a start from the disk doesn't
+
         context = CompileContext(self.device, counters=self.counters)
         sizes = self.options.whole_sizes
         return WholeDecode(self.body, self.compiler, sizes, cache, self.buffers, context)
