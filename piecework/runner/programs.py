@@ -88,9 +88,8 @@ class Programs:
     def _whole(self, cache: PagedKVCache) -> WholeDecode | None:
         if self.compiler is None:
             return None
-        from piecework.runner.whole import (
-            WholeDecode,
-        )  # which needs the tracer, as a start from the disk doesn't
+        # It needs the tracer, which a start from the disk shall not import.
+        from piecework.runner.whole import WholeDecode
 
         context = CompileContext(self.device, counters=self.counters)
         sizes = self.options.whole_sizes

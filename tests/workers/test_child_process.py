@@ -222,13 +222,13 @@ def test_the_childs_thread_may_be_any_but_must_not_end_first():
 @pytest.mark.parametrize("cycles", [5, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_starts_and_closes_leak_nothing(cycles):
     close_all([started(ECHO)], 5)
-    before, threads = fds(), threading.active_count()
+    before, threads = len(fds()), threading.active_count()
     for number in range(cycles):
         child = started(ECHO, number)
         if number % 3 == 0:
             os.kill(child.pid, signal.SIGKILL)
         assert close_all([child], LIMIT) == [] and not is_alive(child.pid)
-    assert fds() == before
+    eventually(lambda: len(fds()) <= before)  # what other tests had may be closed meanwhile
     eventually(lambda: threading.active_count() == threads)
 
 
