@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from test_scheduler import PAGE, make_request
 from test_step_cost import operations
 
@@ -57,6 +58,7 @@ def costs(pages: int) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_nothing_costs_more_with_a_large_tree() -> None:
     costs(16)
     assert costs(16) == costs(4000)

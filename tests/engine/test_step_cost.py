@@ -92,11 +92,13 @@ def costs(count: int, waiting: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.slow
 def test_nothing_costs_more_with_a_long_queue() -> None:
     costs(16, 10)
     assert costs(16, 10) == costs(16, 3000)
 
 
+@pytest.mark.slow
 def test_a_step_costs_as_much_for_each_of_many_requests_as_of_few() -> None:
     few, many = costs(8, 4), costs(64, 4)
     assert many["schedule"] <= 8 * few["schedule"]

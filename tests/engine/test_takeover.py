@@ -76,6 +76,7 @@ def test_clients_see_the_tokens_of_a_clean_run_whichever_step_fails(make_service
         assert stats.generation_tokens_total == sum(map(len, tokens.values()))
 
 
+@pytest.mark.slow
 def test_what_the_old_device_held_is_let_go_and_the_next_requests_just_run(make_service):
     service = make_service(device="sim,cpu", inject_fault="point=run,device=0,step=2", **SMALL)
     held = [
@@ -91,6 +92,7 @@ def test_what_the_old_device_held_is_let_go_and_the_next_requests_just_run(make_
     assert again == tokens and len(service.failovers()) == 1
 
 
+@pytest.mark.slow
 def test_a_request_that_can_never_fit_the_next_device_says_so_and_others_go_on(make_service, monkeypatch):
     from piecework.runner import load as loading
 
@@ -143,6 +145,7 @@ def test_what_arrives_while_the_last_device_fails_ends_too(make_service, monkeyp
     assert [delta.finish_reason for delta in late] == ["error"]
 
 
+@pytest.mark.slow
 def test_a_transient_error_of_the_last_device_costs_its_step_and_no_more(make_service, clean):
     fault = "point=run,device=0,step=1; point=run,device=1,step=2"
     service = make_service(device="sim,cpu", inject_fault=fault, **SMALL)
@@ -214,6 +217,7 @@ def test_the_switch_off_and_a_single_device_keep_the_first_error(make_service):
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a device that isn't there is wanted")
+@pytest.mark.slow
 def test_the_switch_compile_moves_while_starting_only(make_service):
     fault = "point=run,device=1,step=1"
     service = make_service(device="cuda,cpu", failover="compile", inject_fault=fault, **SMALL)

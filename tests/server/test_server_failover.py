@@ -69,6 +69,7 @@ def test_eight_streams_survive_their_device(folder: str, server: ServerProcess, 
         check(clean, failing)
 
 
+@pytest.mark.slow
 def test_without_a_device_left_running_requests_end_and_new_ones_get_503(folder: str, tmp_path: Path) -> None:
     fault = "point=run,device=0,step=7;point=compile,device=1"
     flags = ("--device", "sim,cpu", "--inject-fault", fault)

@@ -176,6 +176,7 @@ def test_with_another_device_behind_it_a_killed_worker_loses_no_request(folder, 
     assert not any(Path(f"/proc/{worker.pid}").exists() for worker in (first, second))
 
 
+@pytest.mark.slow
 def test_what_is_wrong_with_the_settings_is_said_as_in_one_process(folder):
     with pytest.raises(ConfigError) as error:
         LLM(folder, **settings(workers="process", num_pages=2, max_model_len=100))
