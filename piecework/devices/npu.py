@@ -98,6 +98,7 @@ class NpuDevice(Device):
     op_order = ("npu", "triton", "reference")
     compilers = ("eager", "dynamo")
     stand_ins = (StandIn("inductor", "eager", "torch_npu has none"),)
+    workers = "process"
     captures = True
     graph_budget = GRAPH_BUDGET
     lengths = "host"

@@ -31,6 +31,7 @@ def run(
     """Greedy results of some batches, the counters of the body, and the number of layers."""
     with LLM(
         model,
+        workers="inline",  # a process of its own would look for the real torch_npu
         dtype="float32",
         max_num_seqs=8,
         max_num_batched_tokens=64,

@@ -119,6 +119,7 @@ def test_deep_models_stay_within_the_budget(
     with LLM(
         model,
         device="npu",
+        workers="inline",
         dtype="float32",
         page_size=128,
         max_num_seqs=64,
