@@ -108,7 +108,7 @@ def _same(x: Any, *_: Any) -> Any:
 
 @converter("aten::silu")
 def _silu(x: Any) -> Any:
-    return opset.swish(x).output(0)
+    return opset.swish(x, scalar(1.0, x)).output(0)
 
 
 @converter("aten::sigmoid")

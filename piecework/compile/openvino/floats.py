@@ -58,7 +58,7 @@ def add_rms_norm(x: Any, residual: Any, weight: Any, eps: float) -> tuple[Any, A
 def silu_and_mul(x: Any) -> Any:
     """The gate of a SwiGLU block."""
     gate, up = parts(x, 2)
-    return multiply(opset.swish(gate).output(0), up)
+    return multiply(opset.swish(gate, scalar(1.0, gate)).output(0), up)
 
 
 def _angles(positions: Any, cos_sin: Any) -> tuple[Any, Any]:
