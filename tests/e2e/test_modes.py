@@ -109,6 +109,7 @@ def prompts_below(vocabulary: int) -> list[list[int]]:
 
 
 BATCHES = (1, 3, 4, 6)  # captured, between two captured sizes, captured, above the largest
+FEWER_BATCHES = (1, 3, 6)  # of a model that takes minutes
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +130,11 @@ def default_expected():
         resolve("smollm2-135m")
     except ModelError as error:
         pytest.skip(f"the default model can't be had here: {error}")
-    return run("smollm2-135m", Mode("cpu"), prompts_below(49152), BATCHES, 64)
+    return run("smollm2-135m", Mode("cpu"), prompts_below(49152), FEWER_BATCHES, 64)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_default_model(default_expected, mode):
-    check_equal(default_expected, run("smollm2-135m", mode, prompts_below(49152), BATCHES, 64))
+    check_equal(default_expected, run("smollm2-135m", mode, prompts_below(49152), FEWER_BATCHES, 64))
