@@ -85,11 +85,9 @@ def test_an_npu_that_is_not_there_hands_over(tmp_path: Path) -> None:
 
 
 @SLOW
-@pytest.mark.parametrize("scheme", [None, "w8a8-dynamic"])
-def test_the_default_model(scheme: str | None, tmp_path: Path) -> None:
+def test_the_default_model(tmp_path: Path) -> None:
+    """In float32: int8 rounds inputs, so that a last bit apart there changes tokens later."""
     settings: dict[str, Any] = {"max_model_len": 512}
-    if scheme is not None:
-        settings["quantization"] = scheme
     config = {"compile_cache_dir": str(tmp_path)}
     tokens, compilers, models = answer(
         "smollm2-135m", "openvino:CPU", compilation_config={**config, "strict": True}, **settings
@@ -98,6 +96,4 @@ def test_the_default_model(scheme: str | None, tmp_path: Path) -> None:
     eager, _, _ = answer(
         "smollm2-135m", "cpu", compilation_config={**config, "compiler": "eager"}, **settings
     )
-    # A last bit of an input rounds to another int8 number, so that later tokens may differ there.
-    same = None if scheme is None else 4
-    assert [one[:same] for one in tokens] == [one[:same] for one in eager]
+    assert tokens == eager
