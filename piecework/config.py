@@ -180,7 +180,7 @@ class WorkerConfig:
     workers: str = setting(
         "auto",
         "inline runs the model in this process, process in a child of it, which may die without it; "
-        "auto is inline for cpu and sim and process for accelerators",
+        "auto is process for cuda and npu, else inline",
         choices=("auto", "inline", "process"),
     )
     worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")

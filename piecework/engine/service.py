@@ -92,11 +92,15 @@ class Service:
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 
+    @property
+    def device_name(self) -> str:
+        """The device in use, as the settings call it."""
+        return self._runners.active_device
+
     def _use(self, loaded: Loaded) -> None:
         """Show what the runner in use is like, and admit what it has room for."""
         runner: Any = loaded.runner  # a Runner, or a ProcessRunner in its place
         self.max_model_len: int = loaded.max_model_len
-        self.device_name: str = self._runners.active_device
         self.weight_bytes: int = loaded.weight_bytes
         self.dtype: str = runner.dtype
         self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
@@ -258,7 +262,7 @@ class Service:
             usable = "degraded" if self._runners.can_move else "restarting"
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
-            "device": self._runners.active_device,
+            "device": self.device_name,
             "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }

@@ -27,7 +27,6 @@ from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
 from piecework.weights.checkpoint import Checkpoint
-from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
 from piecework.weights.source import Source, resolve
 
@@ -102,7 +101,6 @@ def load(
             model_config = ModelConfig.from_dict(checkpoint.config)
             dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
             reader = choose_reader(checkpoint, quantization)
-            in_floats = isinstance(checkpoint, GgufCheckpoint) and quantization == "auto"
             cache_dtype(config, dtype, device)  # refuses one that the device lacks
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)
@@ -139,7 +137,7 @@ def load(
         max_model_len=fits,
         weight_bytes=weight_bytes,
         dtype=str(dtype).removeprefix("torch."),
-        quantization="none" if in_floats else quantization,
+        quantization=quantization,
     )
 
 

@@ -26,9 +26,9 @@ def settle(
         ConfigError: the device doesn't run this precision.
     """
     quantization = options.quantization
-    blocks = isinstance(checkpoint, GgufCheckpoint) and checkpoint.has_blocks
-    if quantization == "auto" and blocks and device.keeps_blocks() and options.dtype != "float32":
-        quantization = "gguf"
+    if quantization == "auto" and isinstance(checkpoint, GgufCheckpoint):
+        fast = device.keeps_blocks() and checkpoint.has_blocks
+        quantization = "gguf" if fast and options.dtype != "float32" else "none"
     if options.dtype == "auto":
         dtype = device.default_dtype("blocks" if quantization == "gguf" else stored)
     else:

@@ -53,27 +53,21 @@ class Recipe:
     capture: CaptureOptions
     compiler_name: str
     make_passes: Callable[[Structure], PassManager]
-    spares: Spares | None = None
-    policy: Policy | None = None
+    spares: Spares = field(default_factory=Spares)
+    policy: Policy = field(default_factory=Policy)
     at_run: bool = False
     _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def guards_runs(self) -> bool:
         """Whether pieces can move when they run, which pieces that come from the disk can't."""
-        full = self.policy is not None and self.policy.failover == "full"
-        return self.spares is not None and bool(self.spares.names) and full and self.at_run
+        return bool(self.spares.names) and self.policy.failover == "full" and self.at_run
 
     @functools.cached_property
     def compiler(self) -> Compiler:
         """The compiler of pieces; with `spares` a piece that fails goes to one of those devices."""
         made = make_compiler(self.compiler_name)
-        if (
-            self.spares is None
-            or not self.spares.names
-            or self.policy is None
-            or self.policy.failover == "off"
-        ):
+        if not self.spares.names or self.policy.failover == "off":
             return made
         return FailsafeCompiler(made, self.spares, self.policy, self.guards_runs)
 
@@ -118,7 +112,7 @@ def make_recipe(
         capture,
         compiler_name(settings.compiler, device, strict=settings.strict),
         functools.partial(make_passes, config, device, model, dtype),
-        spares,
+        spares or Spares(),
         Policy(config.device.failover),  # type: ignore[arg-type]
         at_run=not device.chains and capture.decode == capture.prefill == "eager",
     )

@@ -16,9 +16,8 @@ _LABELS = ["from", "to", "stage", "reason"]
 def failover_metrics(service: Service) -> Iterator[Metric]:
     """Make metrics of a service's devices. `reason` is an error's class, since texts have no end."""
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
-    in_use = service.health()["device"]
     for device in service.config.device.devices:
-        active.add_metric([device], float(device == in_use))
+        active.add_metric([device], float(device == service.device_name))
     yield active
     moves = CounterMetricFamily("piecework_failover", "Moves from a device that failed", labels=_LABELS)
     spent = CounterMetricFamily(
