@@ -115,8 +115,9 @@ def test_the_default_model(mode: Mode, twin: Any, float32: None) -> None:
 def test_deep_models_stay_within_the_budget(
     layers: int, tmp_path: Any, twin: Any, float32: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Default sizes of a model with so many layers, all captured."""
-    model = str(save_tiny(tmp_path, "qwen3", num_hidden_layers=layers, hidden_size=32, intermediate_size=32))
+    """Default sizes of a model with so many layers: of 64, not all fit."""
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "max_position_embeddings": 512}
+    model = str(save_tiny(tmp_path, "qwen3", num_hidden_layers=layers, **sizes))
     config = {"compiler": "eager", "decode_graph": "piecewise"}
     with LLM(
         model,
@@ -125,8 +126,8 @@ def test_deep_models_stay_within_the_budget(
         dtype="float32",
         page_size=128,
         max_num_seqs=64,
-        max_num_batched_tokens=256,
-        max_model_len=256,
+        max_num_batched_tokens=512,
+        max_model_len=512,
         kv_cache_memory=2**26,
         compilation_config=config,
     ) as llm:
