@@ -229,7 +229,7 @@ def test_many_starts_and_closes_leak_nothing(cycles):
             os.kill(child.pid, signal.SIGKILL)
         assert close_all([child], LIMIT) == [] and not is_alive(child.pid)
     eventually(lambda: len(fds()) <= before)  # what other tests had may be closed meanwhile
-    eventually(lambda: threading.active_count() == threads)
+    eventually(lambda: threading.active_count() <= threads)
 
 
 def test_a_tiny_child_imports_no_torch():
