@@ -151,6 +151,18 @@ class DeviceConfig:
         "when another of several devices takes over: off is never, compile while starting, full always",
         choices=("off", "compile", "full"),
     )
+    standby: str = setting(
+        "cold",
+        "warm makes the next device ready in the background, with weights and KV cache of its own, so that "
+        "a failover costs only what is computed again",
+        choices=("cold", "warm"),
+    )
+    max_failover_seconds: float | None = setting(
+        None, "longest pause of a request whose device fails; past it, it ends with an error (default: any)"
+    )
+    isolate: bool = setting(
+        False, "run each device but the last in a process of its own, whose death or silence is a failure"
+    )
     inject_fault: str | None = setting(
         None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
     )
@@ -161,6 +173,12 @@ class DeviceConfig:
         names = self.devices
         if not all(names) or len(set(names)) < len(names):
             raise ConfigError("device", self.device, "a device, or several with commas between, each once")
+        if len(names) > 1 and self.failover == "full":
+            return
+        for name, idle in (("standby", "cold"), ("max_failover_seconds", None), ("isolate", False)):
+            if getattr(self, name) != idle:
+                allowed = f"{idle}, since no device takes over: that needs several and failover=full"
+                raise ConfigError(name, getattr(self, name), allowed)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -183,13 +201,21 @@ class WorkerConfig:
         "auto is process for cuda and npu, else inline",
         choices=("auto", "inline", "process"),
     )
-    worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")
-    worker_step_timeout: float = setting(300.0, "seconds without an answer until a child counts as hung")
+    start_timeout: float = setting(
+        300.0, "seconds that a child gets to start and load the model", flags=("--worker-start-timeout",)
+    )
+    compile_timeout: float = setting(600.0, "seconds that it gets beside that, to trace and compile it")
+    step_timeout: float | None = setting(
+        None,
+        "seconds without an answer until a child counts as hung (default: 10, or 20 times the median of "
+        "such steps where that is more)",
+        flags=("--worker-step-timeout",),
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("worker_start_timeout", "worker_step_timeout"):
-            if not 0 < getattr(self, name) < float("inf"):
+        for name in ("start_timeout", "compile_timeout", "step_timeout"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ConfigError(name, getattr(self, name), "a number of seconds above 0")
 
 
@@ -210,6 +236,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.device.isolate and self.worker.workers == "inline":
+            raise ConfigError("isolate", True, "false with workers=inline, which runs every device in here")
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:

@@ -17,7 +17,9 @@ from typing import Any, Protocol
 from piecework import debug
 from piecework.config import EngineConfig
 from piecework.engine.admission import Admission
+from piecework.engine.beside import run_beside
 from piecework.engine.engine import Engine
+from piecework.engine.gaps import Pauses
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
@@ -66,6 +68,7 @@ class Service:
         self._processes: list[ProcessRunner] = []
         self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         self._runners = Runners(config, self.profile, self._load)
+        self._settled = False  # whether all is ready for the next failover
         loaded = self._runners.loaded
         if depth and isinstance(loaded.runner, Runner):
             from piecework.explain.layers import show_layers
@@ -89,6 +92,7 @@ class Service:
         self._dead: str | None = None
         self._stats = self._engine.stats()
         loaded.runner.device.release_threads()
+        self._settle()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 
@@ -109,6 +113,8 @@ class Service:
         )
         self.runner = runner
         self._remote: ProcessRunner | None = runner if isinstance(runner, ProcessRunner) else None
+        if self._remote is not None:
+            self._remote.take_loss()  # one that stood by may have died; nothing of a request was there
 
     def _load(
         self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
@@ -247,6 +253,14 @@ class Service:
         """Return the moves from one device to another since the start."""
         return self._runners.events
 
+    def pauses(self) -> Pauses:
+        """Return what these moves cost the requests that ran."""
+        return self._engine.gaps.pauses
+
+    def standby(self) -> dict[str, Any] | None:
+        """Return device, status and memory of the standby, plain values; None where there is none."""
+        return self._runners.standby
+
     def health(self) -> dict[str, Any]:
         """Return status, device, workers, and the events that led to it.
 
@@ -254,15 +268,18 @@ class Service:
         or a piece of the model failed and another device does its work, or is about to; or `dead`.
         """
         events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
+        events += self._runners.standby_events
         events += [{"stage": "worker", "reason": reason} for reason in self._losses]
         events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
         moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
         usable = "degraded" if self._runners.degraded or moved else "ok"
         if self._remote is not None and not self._remote.ready:
             usable = "degraded" if self._runners.can_move else "restarting"
+        standby = self._runners.standby
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
             "device": self.device_name,
+            **({} if standby is None else {"standby": standby}),
             "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }
@@ -284,6 +301,7 @@ class Service:
         for process in self._processes:  # which ends a step that hangs there, and so the thread
             process.close()
         self._thread.join()
+        self._runners.close()
 
     def _room(self) -> int:
         return self.config.scheduler.max_queue - len(self._arrivals) - self._stats.waiting
@@ -331,14 +349,29 @@ class Service:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
             self._publish_stats()
+            self._settle()
         self._finish_all("abort", None)
+
+    def _settle(self) -> None:
+        """Once requests go on: make ready for the next failover what takes a while."""
+        if not self._settled and not self._engine.gaps:
+            self._settled = True
+            self._runners.settle()
 
     def _successor(self, error: Exception) -> Runner | None:
         """Let the next device take over where it was the device that failed."""
         if isinstance(error, WorkerLostError) and not self._runners.can_move:
             return None  # its process is started again
+
+        def take_over() -> Loaded | None:
+            found = self._runners.successor(error)
+            if found is not None and threading.current_thread() is not self._thread:
+                found.runner.device.release_threads()
+            return found
+
         try:
-            loaded = self._runners.successor(error)
+            gaps = self._engine.gaps
+            loaded = run_beside(take_over, gaps.seconds_left, self._engine.end_overdue)
         except ExhaustedError as exhausted:
             if self._runners.gone:
                 with self._lock:
@@ -347,6 +380,7 @@ class Service:
         if loaded is None:
             return None
         self._use(loaded)
+        self._settled = False
         return loaded.runner
 
     def _has_something_to_do(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -12,13 +13,16 @@ from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.devices.injected import read_faults
 from piecework.devices.registry import device_class
+from piecework.errors import ConfigError
 from piecework.failsafe.events import Event
 from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
 from piecework.profile import Profile
 from piecework.runner.fitting import fit_cache, fit_settings
+from piecework.runner.forecast import Forecast, forecast
 from piecework.runner.load import Loaded, load
 from piecework.runner.spare import Spares
+from piecework.runner.standby import Standby
 
 log = logging.getLogger("piecework.failsafe")
 LoadOn = Callable[[EngineConfig, Profile, str, tuple[str, str] | None], Loaded]
@@ -50,10 +54,15 @@ class Runners:
         policy = Policy(config.device.failover)  # type: ignore[arg-type]
         self._only: Loaded | None = None
         self._failover: Failover[Loaded] | None = None
+        self._standby: Standby | None = None
+        self._retired: list[Loaded] = []
         if len(devices) == 1 or policy.failover == "off":
             self._only = self._load(devices[0])
         else:
-            self._failover = Failover(devices, self._load, policy, retire=_close)
+            self._failover = Failover(devices, self._load, policy, retire=self._retire)
+            if config.device.standby == "warm":
+                self._standby = Standby(self._load_anew, self.forecast)
+                self._refuse_what_does_not_fit()
 
     @property
     def loaded(self) -> Loaded:
@@ -99,7 +108,64 @@ class Runners:
             return None
         return self._failover.advance(self._failover.active.generation, "run", error).model
 
+    @property
+    def standby(self) -> dict[str, Any] | None:
+        """The warm standby as it is now, see Standby.as_dict; None where there is none."""
+        return self._standby.as_dict() if self._standby else None
+
+    @property
+    def standby_events(self) -> tuple[dict[str, Any], ...]:
+        """What became of standbys, in order."""
+        return self._standby.events if self._standby else ()
+
+    def forecast(self, name: str) -> Forecast | None:
+        """Say what a standby on the device `name` will take of memory; None where that can't be known.
+
+        Raises ConfigError where it does not fit.
+        """
+        return forecast(self._config, self.loaded, name)
+
+    def settle(self) -> None:
+        """After a start, or when a takeover is over: let the old device go, make the next one ready."""
+        while self._retired:
+            _close(self._retired.pop())
+        if self._standby is not None:
+            self._standby.start(self._behind())
+
+    def close(self) -> None:
+        """End what is made or kept in the background."""
+        if self._standby is not None:
+            self._standby.close()
+        while self._retired:
+            _close(self._retired.pop())
+
+    def _refuse_what_does_not_fit(self) -> None:
+        behind = self._behind()
+        try:
+            if behind:
+                self.forecast(behind[0])
+        except ConfigError:
+            _close(self.loaded)
+            raise
+
+    def _behind(self) -> tuple[str, ...]:
+        """The devices after the one in use."""
+        devices = self._config.device.devices
+        return devices[devices.index(self.active_device) + 1 :]
+
+    def _retire(self, loaded: Loaded) -> None:
+        """Take back what a device held: later where the next one stands by, which needs none of its room."""
+        following = self._behind()
+        if self._standby is not None and following and self._standby.is_warm(following[0]):
+            self._retired.append(loaded)
+        else:
+            _close(loaded)
+
     def _load(self, name: str) -> Loaded:
+        standby = self._standby.take(name) if self._standby else None
+        return standby or self._load_anew(name)
+
+    def _load_anew(self, name: str) -> Loaded:
         loaded = self._load_on(self._config, self._profile, name, self._settled)
         self._settled = self._settled or (loaded.dtype, loaded.quantization)
         return loaded
@@ -132,7 +198,8 @@ def load_on(
             log.warning("%s doesn't run in %s as the device before did; tokens may differ", name, dtype)
             dtype = load_settings.dtype
         load_settings = replace(load_settings, dtype=dtype, quantization=quantization)
-    config = replace(config, device=replace(config.device, device=name), load=load_settings)
+    alone = replace(config.device, device=name, standby="cold", max_failover_seconds=None, isolate=False)
+    config = replace(config, device=alone, load=load_settings)
     if place > 0:
         settings, said = fit_settings(config.compilation_config, device)
         cache, more = fit_cache(config.cache, device, strict=settings.strict)

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from piecework.engine.gaps import BOUNDS, Seconds
 
 if TYPE_CHECKING:
     from piecework.engine.service import Service
@@ -31,3 +39,23 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
         moves.add_metric(found, len(times))
         spent.add_metric(found, sum(times))
     yield from (moves, spent)
+    pauses = service.pauses()
+    yield _histogram(
+        "failover_gap", "a request's last token before a takeover to its first after", pauses.gaps
+    )
+    yield _histogram(
+        "failover_detection", "the begin of a step to the error that it failed with", pauses.detections
+    )
+    standby = service.standby()
+    if standby is not None:
+        warm = GaugeMetricFamily("piecework_standby_warm", "1 where a standby is ready", labels=["device"])
+        warm.add_metric([standby["device"]], float(standby["status"] == "warm"))
+        yield warm
+
+
+def _histogram(name: str, what: str, found: Seconds) -> Metric:
+    """Make a family of cumulative buckets, as Prometheus has them."""
+    bounds = [*(str(bound) for bound in BOUNDS), "+Inf"]
+    buckets = list(zip(bounds, map(float, accumulate(found.counts)), strict=True))
+    full = f"piecework_{name}_seconds"
+    return HistogramMetricFamily(full, f"Seconds from {what}", buckets=buckets, sum_value=found.sum)

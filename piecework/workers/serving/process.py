@@ -10,12 +10,13 @@ from typing import Any
 
 from piecework.config import EngineConfig
 from piecework.errors import ConfigError, DeviceError, WorkerLostError
-from piecework.profile import Profile
+from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult
 from piecework.runner.load import Loaded, load_front
 from piecework.workers.process.messages import decode, encode, need_msgspec
 from piecework.workers.process.process import Plan
 from piecework.workers.process.supervisor import Supervisor
+from piecework.workers.serving.deadlines import Deadlines
 from piecework.workers.serving.runner import Context, Shape
 from piecework.workers.serving.steps import ServingInfo, ServingOptions, StepResult, StepWriter
 
@@ -83,6 +84,7 @@ class ProcessRunner:
         self._shape: Shape | None = None
         self._counters: dict[str, dict[str, int]] = {}
         self._writer = self._new_writer()
+        self._deadlines = Deadlines(config.worker.step_timeout, config.worker.start_timeout)
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
 
     def start(self) -> None:
@@ -134,13 +136,16 @@ class ProcessRunner:
         child = self._supervisor.child
         if child is None or self.lost:
             raise self._lost()
+        rows = sum(len(item.token_ids) for item in items)
+        begin = now()
         try:
             body = encode(self._writer.write(items, self.profile.enabled))
-            answer = child.call("step", body, timeout=self._config.worker.worker_step_timeout).result()
+            answer = child.call("step", body, timeout=self._deadlines.seconds(rows)).result()
             result = decode(StepResult, answer)
         except BaseException:
             self._writer = self._new_writer()  # whatever the other end has understood
             raise
+        self._deadlines.took(rows, now() - begin)
         self._supervisor.worked()
         for name, seconds in result.times.items():
             self.profile.add_time(name, seconds)
@@ -202,7 +207,8 @@ class ProcessRunner:
             settings |= {"num_pages": self._shape.num_pages, "kv_cache_memory": None}
             settled = self._shape.settled
         options = encode(ServingOptions(settings, self.device.name, settled))
-        return Plan(self.device.name, self._target, options, self._config.worker.worker_start_timeout)
+        worker = self._config.worker
+        return Plan(self.device.name, self._target, options, worker.start_timeout + worker.compile_timeout)
 
     def _take_info(self, info: bytes) -> None:
         found = decode(ServingInfo, info)

@@ -111,8 +111,12 @@ class StepRunner(Protocol):
 def place(config: EngineConfig, name: str) -> str:
     """Return where steps on the device `name` run, `inline` or `process`; `auto` is what its kind wants.
 
+    Isolated devices have a process each, but for the last: nobody would go on where that one fails.
+
     Raises ConfigError for an unknown device.
     """
     if config.worker.workers != "auto":
         return config.worker.workers
+    if config.device.isolate and name != config.device.devices[-1]:
+        return "process"
     return device_class(name.partition(":")[0], name).workers
