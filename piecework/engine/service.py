@@ -297,6 +297,7 @@ class Service:
             self._lock.notify_all()
         if threading.current_thread() is self._thread:
             return
+        self._runners.stop()
         self._thread.join(_CLOSE_SECONDS)
         for process in self._processes:  # which ends a step that hangs there, and so the thread
             process.close()

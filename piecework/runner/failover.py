@@ -132,6 +132,11 @@ class Runners:
         if self._standby is not None:
             self._standby.start(self._behind())
 
+    def stop(self) -> None:
+        """Begin nothing in the background any more."""
+        if self._standby is not None:
+            self._standby.stop()
+
     def close(self) -> None:
         """End what is made or kept in the background."""
         if self._standby is not None:

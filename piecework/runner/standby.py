@@ -69,10 +69,14 @@ class Standby:
             made, self._made, self._status = self._made, None, ""
             return made
 
-    def close(self) -> None:
-        """Wait for a build to end, and let go what it made."""
+    def stop(self) -> None:
+        """Make nothing more; a build that runs goes on, but nobody hears of its end."""
         with self._lock:
             self._closed = True
+
+    def close(self) -> None:
+        """Wait for a build to end, and let go what it made."""
+        self.stop()
         if self._thread is not None:
             self._thread.join()
         with self._lock:
@@ -100,6 +104,8 @@ class Standby:
                     log.info("%s", self._forecast)
                 made = self._load(name)
             except Exception as error:
+                if self._closed:
+                    return
                 reason = " ".join(str(error).split())
                 log.warning("the standby %s can't be made now, so it is made when needed: %s", name, reason)
                 self._tell(name, "failed", reason)

@@ -42,6 +42,7 @@ def check_killed(clean: list, server: ServerProcess) -> None:
     assert not Path(f"/proc/{kill.pid}").exists()
 
 
+@pytest.mark.timeout(900)
 def test_eight_streams_survive_the_process_of_their_device(
     folder: str, server: ServerProcess, tmp_path: Path
 ) -> None:
