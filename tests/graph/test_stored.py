@@ -21,7 +21,7 @@ from piecework.graph.counters import Counters
 from piecework.graph.program import Program
 from piecework.graph.stored import ProgramStore, _digest
 
-SIM: dict[str, Any] = {"device": "sim", "num_pages": 32, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+SIM: dict[str, Any] = {"device": "sim", "num_pages": 32, "max_num_seqs": 2, "max_num_batched_tokens": 4}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPT = [5, 9, 11]
 

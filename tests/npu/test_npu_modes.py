@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from npu_tokens import SIZES, VOCABULARY, check_equal, run
+from npu_tokens import VOCABULARY, check_equal, run
+from shrinking_batches import CAPTURED, PREFILLS
 from tiny import save_tiny
 
 from piecework import LLM
@@ -31,18 +32,18 @@ class Mode:
             "prefill_graph": self.prefill,
         }
         if self.decode != "eager":
-            config["decode_capture_sizes"] = SIZES
+            config["decode_capture_sizes"] = CAPTURED
         if self.prefill != "eager":
-            config["prefill_capture_sizes"] = [4, 16, 48]
+            config["prefill_capture_sizes"] = PREFILLS
         return {"device": "npu", "page_size": 128, "compilation_config": config}
 
     def captures(self, layers: int) -> int:
         """Graphs of the body: sizes for a full decode, a graph per piece and size for pieces."""
         sizes = {
-            *(SIZES if self.decode == "piecewise" else ()),
-            *([4, 16, 48] if self.prefill != "eager" else ()),
+            *(CAPTURED if self.decode == "piecewise" else ()),
+            *(PREFILLS if self.prefill != "eager" else ()),
         }
-        return len(sizes) * (layers + 1) + (len(SIZES) if self.decode == "full" else 0)
+        return len(sizes) * (layers + 1) + (len(CAPTURED) if self.decode == "full" else 0)
 
 
 MODES = [
@@ -94,18 +95,22 @@ CALLED = {
 """What of the library each model must have run."""
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("mode", MODES[:2], ids=str)
-def test_the_default_model(mode: Mode, twin: Any, float32: None) -> None:
+@pytest.fixture(scope="module")
+def default_expected() -> Any:
     try:
         resolve("smollm2-135m")
     except ModelError as error:
         pytest.skip(f"the default model can't be had here: {error}")
-    wanted, _, _ = run("smollm2-135m", {"device": "cpu"}, 49152, 32)
+    return run("smollm2-135m", {"device": "cpu"}, 49152, 32)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", MODES[:2], ids=str)
+def test_the_default_model(mode: Mode, default_expected: Any, twin: Any, float32: None) -> None:
     twin.memory = SimMemory(3 << 29)
     found, counters, layers = run("smollm2-135m", mode.settings(), 49152, 32)
-    check_equal(wanted, found)
+    check_equal(default_expected, found)
     assert counters.captures == mode.captures(layers) and counters.replays > 0
 
 
