@@ -42,7 +42,7 @@ print(gc.isenabled(), gc.get_freeze_count() > 50_000, passes.count("start") < 20
     ],
 )
 def test_what_is_left_as_it_was(tmp_path: Path, before: str, imported: str, enabled: str) -> None:
-    (tmp_path / "torch.py").touch()  # its name is all that matters here, and importing the real one takes long
+    (tmp_path / "torch.py").touch()  # importing the real one takes long
     code = f"""
 {before}
 import gc
