@@ -35,7 +35,8 @@ def _split_qkv_rope(
     q [T, Hq, D], k [T, Hkv, D], both contiguous.
     """
     q, k = split_heads(qkv, num_heads, num_kv_heads)
-    return rotary.reference(positions, q, k, cos_sin, interleaved)
+    q, k = rotary.reference(positions, q, k, cos_sin, interleaved)
+    return q, k
 
 
 def _heads_fake(qkv: Tensor, num_heads: int, num_kv_heads: int) -> QK:
@@ -78,7 +79,8 @@ def _split_qkv_rmsnorm_rope(
         q = q + q_bias
     if k_bias is not None:
         k = k + k_bias
-    return rotary.reference(positions, q, k, cos_sin, interleaved)
+    q, k = rotary.reference(positions, q, k, cos_sin, interleaved)
+    return q, k
 
 
 def _split_qkv_rmsnorm_rope_fake(

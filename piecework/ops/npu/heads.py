@@ -96,7 +96,8 @@ def split_qkv_rope(
 ) -> fused_qkv.QK:
     """Views, and rotary of queries and of keys."""
     q, k = fused_qkv.split_heads(qkv, num_heads, num_kv_heads)
-    return rotary(positions, q, k, cos_sin, interleaved)
+    q, k = rotary(positions, q, k, cos_sin, interleaved)
+    return q, k
 
 
 @fused_qkv.split_qkv_rmsnorm_rope.implement("npu", supports=_supports_norm)
@@ -135,7 +136,8 @@ def split_qkv_rmsnorm_rope(
     q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
     q = q if q_bias is None else q + q_bias
     k = k if k_bias is None else k + k_bias
-    return rotary(positions, q, k, cos_sin, interleaved)
+    q, k = rotary(positions, q, k, cos_sin, interleaved)
+    return q, k
 
 
 @cache
