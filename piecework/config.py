@@ -20,6 +20,7 @@ T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 KV_CACHE_DTYPES = ("auto", "int8")
+LM_HEADS = ("auto", "float", "w8", "w8a8-dynamic")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -71,6 +72,12 @@ class LoadConfig:
         "anywhere, none makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
+    )
+    lm_head: str = setting(
+        "auto",
+        "the head of a model that is quantised as it is read, and with it an embedding that is tied to it; "
+        "auto is float",
+        choices=LM_HEADS,
     )
     max_model_len: int | None = setting(
         None, "longest prompt plus output, in tokens", flags=("--max-seq-len", "--context-length")

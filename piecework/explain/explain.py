@@ -46,6 +46,7 @@ def explain(config: EngineConfig) -> Report:
         model_config,
         checkpoint,
         quantization,
+        options.lm_head,
         dtype=dtype,
         device=device.torch_device,
         max_positions=limit,
