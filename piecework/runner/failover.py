@@ -199,6 +199,9 @@ def load_on(
         settings, said = fit_settings(config.compilation_config, device)
         cache, more = fit_cache(config.cache, device, strict=settings.strict)
         config, said = replace(config, compilation_config=settings, cache=cache), [*said, *more]
+        if config.device.place is not None:  # which was written with the first device in mind
+            config = replace(config, device=replace(config.device, place=None))
+            said.append("place")
         if said:
             log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
     return load(config, profile, device, spares, with_tokenizer=with_tokenizer)
