@@ -51,6 +51,7 @@ def test_running_requests_move_there_and_back_and_lose_nothing(make_service):
     assert refused.value.param == "device"
 
 
+@pytest.mark.slow
 def test_a_device_that_recovered_serves_again_and_may_fail_again(make_service):
     service = make_service(device="sim,cpu", inject_fault="point=run,step=5", **SMALL)
     tokens = collect(service)
@@ -82,6 +83,7 @@ def test_without_failover_an_operator_can_still_move(make_service):
     assert moves(service) == [("sim", "cpu", "asked")]
 
 
+@pytest.mark.slow
 def test_after_an_audit_failed_an_operator_can_go_back_and_audits_go_on(make_service):
     fault = "point=run,step=4,kind=wrong"
     service = make_service(device="sim", inject_fault=fault, audit_device="cpu", audit_every=1, **SMALL)

@@ -28,7 +28,7 @@ def test_pieces_run_where_they_were_put_and_the_result_is_the_same():
     program, counters = build("1:cpu, last:sim:host")
     assert [piece.compiler for piece in program.pieces] == [
         "eager",
-        "native on cpu (placed)",
+        "eager on cpu (placed)",
         "eager on sim (placed)",
     ]
     assert [isinstance(piece, PlacedPiece) for piece in program.pieces] == [False, True, True]
