@@ -185,7 +185,7 @@ class AuditConfig:
     )
     audit_every: int = setting(16, "audit the first step that gives tokens, and each so manieth after it")
     audit_threshold: float = setting(
-        0.02, "largest error that passes: root mean square over the range of the logits, of the worst row"
+        0.05, "largest error that passes: root mean square over the range of the logits, of the worst row"
     )
     audit_policy: str = setting(
         "switch",

@@ -55,7 +55,7 @@ class AuditedRunner:
         return self.examine(items)[0]
 
     def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
-        """Run one step and return the logits, too; see `execute`."""
+        """Run one step and return the logits, too, where it was audited; see `execute`."""
         drawing = [item for item in items if item.sampling is not None]
         if not drawing or not self._audit.due():
             results = self._runner.execute(items)

@@ -118,8 +118,9 @@ class Service:
     def _audited(self, loaded: Loaded) -> StepRunner:
         """What the engine runs steps on: the runner, audited where that was asked for."""
         reference = self._runners.reference
-        if self._audit is None or reference is None or reference is loaded:
+        if self._audit is None or self._audit.ended is not None or reference in (None, loaded):
             return loaded.runner
+        assert reference is not None
         self._audit.again()
         return AuditedRunner(loaded.runner, Reference(reference.runner, self.config), self._audit)
 

@@ -38,7 +38,7 @@ class AuditPolicy:
     """
 
     every: int = 16
-    threshold: float = 0.02
+    threshold: float = 0.05
     switch: bool = True
 
 
@@ -82,7 +82,7 @@ class Audit:
     def again(self) -> None:
         """Audit another device from its first run on."""
         with self._lock:
-            self.ended, self._since = None, self.policy.every - 1
+            self._since = self.policy.every - 1
 
     def end(self, why: str) -> None:
         """Audit nothing any more."""
@@ -121,7 +121,7 @@ class Audit:
             if error is not None:
                 last, greatest = error, _greater(greatest, error)
             self._report = AuditReport(self.reference, **counts, last=last, greatest=greatest)
-            return counts[result]
+            return int(counts[result])
 
 
 def nrmse(measured: Tensor, reference: Tensor) -> float:

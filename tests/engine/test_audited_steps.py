@@ -82,7 +82,7 @@ def test_wrong_numbers_are_found_within_so_many_steps_and_then_tokens_are_right(
     (event,) = service.failovers()
     assert (event.source, event.target, event.stage, event.kind) == ("sim", "cpu", "audit", "AuditMissError")
     report = service.audit()
-    assert report.missed == 1 and not report.greatest < 0.02
+    assert report.missed == 1 and not report.greatest < 0.05
     assert (service.device_name, service.health()["status"]) == ("cpu", "degraded")
     assert [r.levelno for r in caplog.records if r.name == "piecework.failsafe"] == [logging.WARNING]
     for prompt, found, expected in zip(PROMPTS, tokens, clean, strict=True):
