@@ -251,10 +251,7 @@ class Service:
             EngineDeadError: the engine has stopped.
             PieceworkError: what loading raised; the device in use stays.
         """
-        devices = self.config.device.devices
-        if device not in devices:
-            message = f"device={device!r} is not allowed: one of {', '.join(devices)}, as it was started with"
-            raise RequestError(message, param="device", code="unknown_device")
+        self._runners.check(device)
         done: Future[None] = Future()
         with self._lock:
             if self._dead is not None or self._closing:
@@ -432,8 +429,7 @@ class Service:
             done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
             return
         try:
-            if name != self._runners.active_device or self._runners.on_reference:
-                loaded = self._runners.move_to(name)
+            if (loaded := self._runners.move_to(name)) is not None:
                 self._use(loaded)
                 self._engine.take_over(self._audited(loaded))
             done.set_result(None)

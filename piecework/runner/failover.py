@@ -13,6 +13,7 @@ from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.devices.injected import read_faults
 from piecework.devices.registry import device_class
+from piecework.errors import RequestError
 from piecework.failsafe.audit import AuditMissError
 from piecework.failsafe.events import Event, Stage
 from piecework.failsafe.failover import Failover
@@ -95,11 +96,6 @@ class Runners:
         return moving or self._on_reference or self.active_device != self._config.device.first
 
     @property
-    def on_reference(self) -> bool:
-        """True where an audit failed and its reference has taken over."""
-        return self._on_reference
-
-    @property
     def can_move(self) -> bool:
         """True where another device would go on if this one failed now."""
         failover = None if self._on_reference else self._failover
@@ -122,11 +118,21 @@ class Runners:
             return None
         return self._failover.advance(self._failover.active.generation, "run", error).model
 
-    def move_to(self, name: str) -> Loaded:
+    def check(self, name: str) -> None:
+        """Raise RequestError where `name` is no device that can be moved to."""
+        devices = self._config.device.devices
+        if name not in devices:
+            message = f"device={name!r} is not allowed: one of {', '.join(devices)}, as it was started with"
+            raise RequestError(message, param="device", code="unknown_device")
+
+    def move_to(self, name: str) -> Loaded | None:
         """Load on a device of the list that an operator asks for, and let go of the one in use.
 
-        Raises what `load` raises; all stays as it is then.
+        Returns None where that is in use already. Raises what `load` raises; all stays as it is then.
         """
+        self.check(name)
+        if name == self.active_device and not self._on_reference:
+            return None
         began, source = now(), self.active_device
         if self._failover is not None:
             self._failover.move_to(self._failover.devices.index(name))

@@ -92,7 +92,7 @@ def test_a_replay_is_wrong_and_the_same_step_without_one_is_not():
         device.notify("done", 2, [x])
         assert x.tolist() == expected
     graph.release()
-    with pytest.raises(ConfigError, match="where=replay.*cpu captures no graphs"):
+    with pytest.raises(ConfigError, match=r"where=replay.*cpu captures no graphs"):
         make_device("cpu", read_faults("point=run,kind=nan,where=replay", 1))
 
 
