@@ -161,6 +161,9 @@ class DeviceConfig:
     inject_fault: str | None = setting(
         None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
     )
+    place: str | None = setting(
+        None, "put pieces of the model on other devices by hand: 0:cpu,last:openvino:NPU (docs/failover.md)"
+    )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
 
     def __post_init__(self) -> None:
@@ -178,6 +181,29 @@ class DeviceConfig:
     def first(self) -> str:
         """The device that is tried first."""
         return self.devices[0]
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """Whether the device's numbers are compared with those of another one."""
+
+    audit_device: str | None = setting(
+        None, "a reference: audit steps by running them on this device too (docs/failover.md)"
+    )
+    audit_every: int = setting(16, "audit the first step that gives tokens, and each so manieth after it")
+    audit_threshold: float = setting(
+        0.05, "largest error that passes: root mean square over the range of the logits, of the worst row"
+    )
+    audit_policy: str = setting(
+        "switch",
+        "what a miss does: switch goes on with the reference for good, warn only says so",
+        choices=("switch", "warn"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.audit_device is not None and ("," in self.audit_device or not self.audit_device.strip()):
+            raise ConfigError("audit_device", self.audit_device, "one device")
 
 
 @dataclass(frozen=True)
@@ -208,6 +234,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     compilation_config: CompilationConfig = setting(  # noqa: RUF009 - it returns a field
         DEFAULT_COMPILATION, "how programs are made, as a JSON object (default: the device's choice)"

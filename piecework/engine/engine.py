@@ -162,6 +162,10 @@ class Engine:
             for scheduled in step:
                 self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {final}"))
             raise
+        self.take_over(runner)
+
+    def take_over(self, runner: StepRunner) -> None:
+        """Go on with another runner, whose cache is empty: what runs is computed again, the oldest first."""
         self._runner = runner
         self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
         self.scheduler.restart(self.pool, self._page_size)
