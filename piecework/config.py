@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, get_type_hints
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 KV_CACHE_DTYPES = ("auto", "int8")
+LM_HEADS = ("auto", "float", "w8", "w8a8-dynamic")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -71,6 +72,12 @@ class LoadConfig:
         "anywhere, none makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
+    )
+    lm_head: str = setting(
+        "auto",
+        "the head of a model that is quantised as it is read, and with it an embedding that is tied to it; "
+        "auto is float",
+        choices=LM_HEADS,
     )
     max_model_len: int | None = setting(
         None, "longest prompt plus output, in tokens", flags=("--max-seq-len", "--context-length")
@@ -166,6 +173,9 @@ class DeviceConfig:
     inject_fault: str | None = setting(
         None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
     )
+    place: str | None = setting(
+        None, "put pieces of the model on other devices by hand: 0:cpu,last:openvino:NPU (docs/failover.md)"
+    )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
 
     def __post_init__(self) -> None:
@@ -189,6 +199,33 @@ class DeviceConfig:
     def first(self) -> str:
         """The device that is tried first."""
         return self.devices[0]
+
+    def alone(self, name: str) -> DeviceConfig:
+        """Return the settings of one device, from which no other takes over."""
+        return replace(self, device=name, standby="cold", max_failover_seconds=None, isolate=False)
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """Whether the device's numbers are compared with those of another one."""
+
+    audit_device: str | None = setting(
+        None, "a reference: audit steps by running them on this device too (docs/failover.md)"
+    )
+    audit_every: int = setting(16, "audit the first step that gives tokens, and each so manieth after it")
+    audit_threshold: float = setting(
+        0.05, "largest error that passes: root mean square over the range of the logits, of the worst row"
+    )
+    audit_policy: str = setting(
+        "switch",
+        "what a miss does: switch goes on with the reference for good, warn only says so",
+        choices=("switch", "warn"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.audit_device is not None and ("," in self.audit_device or not self.audit_device.strip()):
+            raise ConfigError("audit_device", self.audit_device, "one device")
 
 
 @dataclass(frozen=True)
@@ -227,6 +264,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     compilation_config: CompilationConfig = setting(  # noqa: RUF009 - it returns a field
         DEFAULT_COMPILATION, "how programs are made, as a JSON object (default: the device's choice)"

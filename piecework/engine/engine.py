@@ -175,6 +175,10 @@ class Engine:
                 self._end(request, request.end("error", f"the step failed: {final}"))
             raise
         self.gaps.took_over()
+        self.take_over(runner)
+
+    def take_over(self, runner: StepRunner) -> None:
+        """Go on with another runner, whose cache is empty: what runs is computed again, the oldest first."""
         self._runner = runner
         self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
         self.scheduler.restart(self.pool, self._page_size)

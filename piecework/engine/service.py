@@ -17,13 +17,16 @@ from typing import Any, Protocol
 from piecework import debug
 from piecework.config import EngineConfig
 from piecework.engine.admission import Admission
+from piecework.engine.audited import AuditedRunner, make_audit
 from piecework.engine.beside import run_beside
 from piecework.engine.engine import Engine
 from piecework.engine.gaps import Pauses
 from piecework.engine.outputs import Delta, EngineStats
+from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
 from piecework.errors import EngineDeadError, QueueFullError, RequestError, WorkerLostError
+from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
 from piecework.models.config import ModelConfig
@@ -34,7 +37,7 @@ from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
 from piecework.workers.serving.process import ProcessRunner, load_in_process
-from piecework.workers.serving.runner import Context, place
+from piecework.workers.serving.runner import Context, StepRunner, place
 
 log = logging.getLogger("piecework.service")
 
@@ -80,12 +83,14 @@ class Service:
         self.default_params: SamplingParams = loaded.default_params
         self.observers: list[Observer] = []
         self._use(loaded)
-        self._engine = Engine(loaded.runner, config, self._successor)
+        self._audit = make_audit(config)
+        self._engine = Engine(self._audited(loaded), config, self._successor)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
         self._arrivals: list[Request] = []
         self._aborts: set[str] = set()  # of open requests only
         self._resizes: list[tuple[int, Future[KVSize]]] = []
+        self._moves: list[tuple[str, Future[None]]] = []
         self._open: set[str] = set()
         self._closing = False
         self._draining = False
@@ -115,6 +120,15 @@ class Service:
         self._remote: ProcessRunner | None = runner if isinstance(runner, ProcessRunner) else None
         if self._remote is not None:
             self._remote.take_loss()  # one that stood by may have died; nothing of a request was there
+
+    def _audited(self, loaded: Loaded) -> StepRunner:
+        """What the engine runs steps on: the runner, audited where that was asked for."""
+        reference = self._runners.reference
+        if self._audit is None or self._audit.ended is not None or reference in (None, loaded):
+            return loaded.runner
+        assert reference is not None
+        self._audit.again()
+        return AuditedRunner(loaded.runner, Reference(reference.runner, self.config), self._audit)
 
     def _load(
         self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
@@ -232,6 +246,30 @@ class Service:
             self._lock.notify_all()
         return done.result()
 
+    def move_to(self, device: str) -> None:
+        """Go on with another device of the list, also with one that failed before, and return once it runs.
+
+        Running requests are computed again there and lose no token; nothing runs while it loads. From then on
+        the devices behind it in the list take over from it. The device in use is nothing to do.
+
+        Raises:
+            RequestError: a device that is not in the list.
+            EngineDeadError: the engine has stopped.
+            PieceworkError: what loading raised; the device in use stays.
+        """
+        self._runners.check(device)
+        done: Future[None] = Future()
+        with self._lock:
+            if self._dead is not None or self._closing:
+                raise EngineDeadError(self._dead or "it is shutting down")
+            self._moves.append((device, done))
+            self._lock.notify_all()
+        done.result()
+
+    def audit(self) -> AuditReport | None:
+        """Return what audits found; None where nothing is audited."""
+        return self._audit.report() if self._audit is not None else None
+
     def stats(self) -> EngineStats:
         """Return gauges and counters as of the last step."""
         return self._stats
@@ -270,6 +308,7 @@ class Service:
         events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
         events += self._runners.standby_events
         events += [{"stage": "worker", "reason": reason} for reason in self._losses]
+        events += [{"stage": "audit", "reason": note} for note in (self._audit.notes if self._audit else ())]
         events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
         moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
         usable = "degraded" if self._runners.degraded or moved else "ok"
@@ -359,7 +398,7 @@ class Service:
             self._settled = True
             self._runners.settle()
 
-    def _successor(self, error: Exception) -> Runner | None:
+    def _successor(self, error: Exception) -> StepRunner | None:
         """Let the next device take over where it was the device that failed."""
         if isinstance(error, WorkerLostError) and not self._runners.can_move:
             return None  # its process is started again
@@ -382,10 +421,10 @@ class Service:
             return None
         self._use(loaded)
         self._settled = False
-        return loaded.runner
+        return self._audited(loaded)
 
     def _has_something_to_do(self) -> bool:
-        if self._closing or self._arrivals or self._aborts or self._resizes:
+        if self._closing or self._arrivals or self._aborts or self._resizes or self._moves:
             return True
         remote = self._remote
         if remote is None:
@@ -405,6 +444,8 @@ class Service:
     def _take_commands(self) -> None:
         with self._lock:
             arrivals, aborts, resizes = list(self._arrivals), list(self._aborts), list(self._resizes)
+            moves = list(self._moves)
+            self._moves.clear()
             self._arrivals.clear()
             self._aborts.clear()
             self._resizes.clear()
@@ -415,6 +456,22 @@ class Service:
             self._engine.abort(request_id)
         for pages, done in resizes:
             self._resize(pages, done)
+        for name, moved in moves:
+            self._move(name, moved)
+
+    def _move(self, name: str, done: Future[None]) -> None:
+        if self._dead is not None or self._closing:
+            done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
+            return
+        try:
+            if (loaded := self._runners.move_to(name)) is not None:
+                self._use(loaded)
+                self._engine.take_over(self._audited(loaded))
+                self._settled = False
+            done.set_result(None)
+        except Exception as error:
+            log.warning("the device %s can't be moved to: %s", name, error)
+            done.set_exception(error)
 
     def _resize(self, pages: int, done: Future[KVSize]) -> None:
         if self._dead is not None or self._closing:

@@ -24,10 +24,12 @@ _LABELS = ["from", "to", "stage", "reason"]
 def failover_metrics(service: Service) -> Iterator[Metric]:
     """Make metrics of a service's devices. `reason` is an error's class, since texts have no end."""
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
-    for device in service.config.device.devices:
+    reference = service.config.audit.audit_device
+    for device in dict.fromkeys((*service.config.device.devices, *((reference,) if reference else ()))):
         active.add_metric([device], float(device == service.device_name))
     yield active
-    moves = CounterMetricFamily("piecework_failover", "Moves from a device that failed", labels=_LABELS)
+    what = "Moves from a device that failed, or that an operator asked for"
+    moves = CounterMetricFamily("piecework_failover", what, labels=_LABELS)
     spent = CounterMetricFamily(
         "piecework_failover_seconds", "Time until the next device was ready", labels=_LABELS
     )

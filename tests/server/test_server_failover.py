@@ -98,11 +98,16 @@ def test_without_a_device_left_running_requests_end_and_new_ones_get_503(folder:
         assert (health.status_code, health.json()["status"]) == (503, "dead")
 
 
+@pytest.fixture(scope="module")
+def default_clean(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], str | None, int]]:
+    log = tmp_path_factory.mktemp("clean") / "log"
+    with ServerProcess("smollm2-135m", *FLAGS, "--device", "sim", log=log) as plain:
+        return all_streams(plain)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1, 7, TOKENS])
-def test_the_default_model_survives_its_device(step: int, tmp_path: Path) -> None:
-    with ServerProcess("smollm2-135m", *FLAGS, "--device", "sim", log=tmp_path / "clean") as plain:
-        clean = all_streams(plain)
+def test_the_default_model_survives_its_device(step: int, default_clean: list, tmp_path: Path) -> None:
     fault = ("--device", "sim,cpu", "--inject-fault", f"point=run,device=0,step={step}")
     with ServerProcess("smollm2-135m", *FLAGS, *fault, log=tmp_path / "log") as failing:
-        check(clean, failing)
+        check(default_clean, failing)

@@ -8,6 +8,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from piecework.config import EngineConfig
 from piecework.errors import ConfigError, DeviceError, WorkerLostError
 from piecework.profile import Profile, now
@@ -133,13 +136,26 @@ class ProcessRunner:
         Raises:
             WorkerLostError: the child died, or is not there; its KV cache is gone.
         """
+        return self._step(items).results
+
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step in the child, and fetch the logits [R, V] of the items that draw; see `execute`."""
+        result = self._step(items, examined=True)
+        drawing = sum(item.sampling is not None for item in items)
+        if not drawing:
+            return result.results, None
+        rows = torch.frombuffer(bytearray(result.logits), dtype=torch.float32)
+        return result.results, rows.view(drawing, -1)
+
+    def _step(self, items: Sequence[BatchItem], examined: bool = False) -> StepResult:
         child = self._supervisor.child
         if child is None or self.lost:
             raise self._lost()
         rows = sum(len(item.token_ids) for item in items)
         begin = now()
         try:
-            body = encode(self._writer.write(items, self.profile.enabled))
+            step = self._writer.write(items, self.profile.enabled)
+            body = encode(step._replace(examined=examined))
             answer = child.call("step", body, timeout=self._deadlines.seconds(rows)).result()
             result = decode(StepResult, answer)
         except BaseException:
@@ -149,7 +165,7 @@ class ProcessRunner:
         self._supervisor.worked()
         for name, seconds in result.times.items():
             self.profile.add_time(name, seconds)
-        return result.results
+        return result
 
     def take_loss(self) -> str | None:
         """Say, once, why everything in the KV cache is gone; None where nothing happened."""

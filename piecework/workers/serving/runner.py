@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from piecework.config import EngineConfig
 from piecework.devices.registry import device_class
 from piecework.profile import Profile
@@ -105,6 +107,10 @@ class StepRunner(Protocol):
 
     def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
         """Run one step; the result has an entry per item, in the same order."""
+        ...
+
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step, and return the logits [R, V] of the items that draw, too."""
         ...
 
 
