@@ -36,7 +36,7 @@ class Standby:
         self._device = ""
         self._status = ""
         self._forecast: Forecast | None = None
-        self._closed = False
+        self._closed = threading.Event()
         self._events: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -51,7 +51,7 @@ class Standby:
     def start(self, names: Sequence[str]) -> None:
         """Begin with the first of `names`; nothing where one is begun already."""
         with self._lock:
-            if self._closed or not names or self._status in ("building", "warm"):
+            if self._closed.is_set() or not names or self._status in ("building", "warm"):
                 return
             self._device, self._status, self._forecast = names[0], "building", None
             self._thread = threading.Thread(
@@ -72,7 +72,7 @@ class Standby:
     def stop(self) -> None:
         """Make nothing more; a build that runs goes on, but nobody hears of its end."""
         with self._lock:
-            self._closed = True
+            self._closed.set()
 
     def close(self) -> None:
         """Wait for a build to end, and let go what it made."""
@@ -94,7 +94,7 @@ class Standby:
 
     def _build(self, names: Sequence[str]) -> None:
         for name in names:
-            if self._closed:
+            if self._closed.is_set():
                 return
             self._device, began = name, now()
             self._tell(name, "building", f"{name} is made ready")
@@ -104,7 +104,7 @@ class Standby:
                     log.info("%s", self._forecast)
                 made = self._load(name)
             except Exception as error:
-                if self._closed:
+                if self._closed.is_set():
                     return
                 reason = " ".join(str(error).split())
                 log.warning("the standby %s can't be made now, so it is made when needed: %s", name, reason)
