@@ -238,6 +238,11 @@ class WorkerConfig:
         "auto is process for cuda and npu, else inline",
         choices=("auto", "inline", "process"),
     )
+    tensor_parallel_size: int = setting(
+        1,
+        "processes that share the weights of each layer between them, one device each",
+        flags=("--tp-size", "-tp"),
+    )
     start_timeout: float = setting(
         300.0, "seconds that a child gets to start and load the model", flags=("--worker-start-timeout",)
     )
@@ -254,6 +259,12 @@ class WorkerConfig:
         for name in ("start_timeout", "compile_timeout", "step_timeout"):
             if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ConfigError(name, getattr(self, name), "a number of seconds above 0")
+        if self.tensor_parallel_size > 1 and self.workers == "inline":
+            raise ConfigError(
+                "tensor_parallel_size",
+                self.tensor_parallel_size,
+                "1 with workers=inline: a rank is a process",
+            )
 
 
 @dataclass(frozen=True)

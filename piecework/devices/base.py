@@ -49,6 +49,9 @@ class Device(ABC):
     `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
     crash or hang without the server.
 
+    `collectives`: the backend of torch.distributed that sums tensors of several such devices; None: there is
+    none, so a model can't be divided between them. `captures_collectives`: whether graphs hold such sums.
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
     `watches_cache`: whether `notify` is to be shown the KV cache after each step.
 
@@ -64,6 +67,8 @@ class Device(ABC):
     stand_ins: tuple[StandIn, ...] = ()
     int8_kv_cache: bool = False
     workers: Literal["inline", "process"] = "inline"
+    collectives: str | None = None
+    captures_collectives: bool = False
     chains: bool = False
     watches_cache: bool = False
     captures: bool = False

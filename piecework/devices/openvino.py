@@ -35,6 +35,7 @@ class OpenVinoDevice(CpuDevice):
 
     name = "openvino"
     compilers = ("openvino", "eager")
+    collectives = None
     chains = False
 
     def __init__(self, target: str = DEFAULT, properties: Mapping[str, str] | None = None) -> None:

@@ -23,6 +23,7 @@ from piecework.profile import Profile, now
 from piecework.runner.fitting import fit_cache, fit_settings
 from piecework.runner.forecast import Forecast, forecast
 from piecework.runner.load import Loaded, load
+from piecework.runner.ranks import Ranks
 from piecework.runner.reference import load_reference
 from piecework.runner.spare import Spares
 from piecework.runner.standby import Standby
@@ -252,10 +253,12 @@ def load_on(
     settled: tuple[str, str] | None = None,
     *,
     with_tokenizer: bool = True,
+    ranks: Ranks | None = None,
 ) -> Loaded:
     """Load on the device `name` of `config.device`; those behind it are there for pieces that fail.
 
-    `settled` are precision and quantisation of the device before it. Raises what `load` raises.
+    `settled` are precision and quantisation of the device before it. `ranks`: the group in
+    which this process is one. Raises what `load` raises.
     """
     names = config.device.devices
     faults = read_faults(config.device.inject_fault, len(names))
@@ -282,7 +285,7 @@ def load_on(
             said.append("place")
         if said:
             log.warning("%s runs without what it doesn't have: %s", name, ", ".join(said))
-    return load(config, profile, device, spares, with_tokenizer=with_tokenizer)
+    return load(config, profile, device, spares, with_tokenizer=with_tokenizer, ranks=ranks)
 
 
 def _close(loaded: Loaded) -> None:

@@ -30,6 +30,7 @@ from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
 from piecework.runner.placing import check_placed
+from piecework.runner.ranks import Ranks
 from piecework.runner.recipe import HeadPasses, Recipe
 
 if TYPE_CHECKING:
@@ -112,6 +113,7 @@ def make_programs(
     max_len: int,
     *,
     stored: bool = True,
+    ranks: Ranks | None = None,
 ) -> Programs:
     """Build both programs or take them from the disk, and plan captures from what the device has room for.
 
@@ -120,6 +122,7 @@ def make_programs(
         cache_dir: where programs and compiled pieces are kept.
         max_len: the longest context, in tokens.
         stored: a program from the disk will do; it has no graphs and no report of its passes to look at.
+        ranks: the group that captures the same sizes, where this is a rank's part of the model.
 
     Raises:
         TraceError, SplitError, CompileError, PassError: in strict mode.
@@ -168,7 +171,7 @@ def make_programs(
     )
     if device.captures and not choices.whole_sizes:
         with profile.time("capture.plan"):
-            _plan(programs)
+            _plan(programs, ranks)
     return programs
 
 
@@ -189,7 +192,7 @@ def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Pat
     return ProgramStore(cache_dir, device, parts)
 
 
-def _plan(programs: Programs) -> None:
+def _plan(programs: Programs, ranks: Ranks | None) -> None:
     """Measure what a graph takes on a cache of one page, and choose the sizes that have room."""
     layers = layer_shapes(programs.model)
     dtype = cache_dtype(programs.config, programs.model.dtype, programs.device)
@@ -198,6 +201,11 @@ def _plan(programs: Programs) -> None:
     if graphs.wishes:
         programs.cost = measure(graphs)
         budget = int(programs.device.free_memory() * _GRAPH_SHARE)
+        if ranks is not None:  # the ranks' graphs have to be of the same sizes, as their sums are
+            budget, programs.cost = (
+                ranks.least(budget),
+                Cost(ranks.most(programs.cost.pool), ranks.most(programs.cost.graph)),
+            )
         programs.plan = graphs.plan(budget, programs.cost)
     programs.counters.captures = programs.head_counters.captures = 0  # those for the measurement are gone
 

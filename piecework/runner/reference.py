@@ -22,8 +22,8 @@ def load_reference(
 ) -> Loaded:
     """Load the model on `config.audit.audit_device`, with weights, programs and a KV cache of its own.
 
-    `settled` are precision and quantisation of the device that is audited. Faults planned on devices, and
-    pieces placed by hand, are none of the reference's. Raises what `load_on` raises.
+    `settled` are precision and quantisation of the device that is audited. Faults planned on devices, pieces
+    placed by hand, and ranks are none of the reference's. Raises what `load_on` raises.
     """
     name = config.audit.audit_device
     assert name is not None, "there is one where something is audited"
@@ -35,6 +35,7 @@ def load_reference(
     own = replace(
         config,
         device=replace(config.device.alone(name), inject_fault=None, place=None),
+        worker=replace(config.worker, tensor_parallel_size=1),
         compilation_config=settings,
         cache=cache,
     )

@@ -15,6 +15,7 @@ from piecework.kvcache import PagedKVCache
 from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult, build_inputs
 from piecework.runner.programs import Programs
+from piecework.runner.ranks import Ranks
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
 from piecework.runner.steps import LAYER, StepTeller
 from piecework.sampling import TokenLogprob
@@ -29,11 +30,15 @@ _NOTHING = ItemResult()
 class Runner:
     """Executes batches on a model's programs and its cache. One slice of rows per item, in order."""
 
-    def __init__(self, programs: Programs, cache: PagedKVCache, profile: Profile) -> None:
+    def __init__(
+        self, programs: Programs, cache: PagedKVCache, profile: Profile, ranks: Ranks | None = None
+    ) -> None:
+        """`ranks`: the group that has the other parts of the model; only rank 0 has results."""
         self.programs = programs
         self.device = programs.device
         self.cache = cache
         self.profile = profile
+        self._ranks = ranks
         self.graphs = programs.graphs(cache)
         if programs.plan is not None:
             with profile.time("capture"):
@@ -73,6 +78,7 @@ class Runner:
             self._teller.tell(phase, len(items), inputs.input_ids.shape[0], now() - start)
         with self.profile.time(f"{phase}.sample"):
             results = [_NOTHING] * len(items)
+            logits = None if logits is None else self._gather(logits)
             if logits is not None:
                 states = [state for item in items if (state := item.sampling) is not None]
                 for i, result in zip(drawing, draw(logits, states), strict=True):
@@ -118,8 +124,16 @@ class Runner:
         scored: list[TokenLogprob] = []
         for start in range(0, len(targets), _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
-            scored += prompt_logprobs(self.graphs.head(rows[part]), list(targets[part]), top)
+            logits = self._gather(self.graphs.head(rows[part]))
+            if logits is not None:
+                scored += prompt_logprobs(logits, list(targets[part]), top)
         return scored
+
+    def _gather(self, logits: Tensor) -> Tensor | None:
+        """Return logits of the whole vocabulary, None where another rank gets them."""
+        if self._ranks is None:
+            return logits
+        return self._ranks.gather(logits, self.programs.model.config.vocab_size)
 
 
 def draw(logits: Tensor, states: Sequence[SamplingState]) -> list[ItemResult]:

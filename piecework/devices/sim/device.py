@@ -36,6 +36,7 @@ class SimDevice(Device):
     torch_device = torch.device("cpu")
     op_order = ("sim", "reference")
     compilers = ("eager", "inductor", "dynamo")
+    collectives = "gloo"
     captures = True
 
     def __init__(

@@ -16,6 +16,7 @@ from piecework.errors import ConfigError, DeviceError, WorkerLostError
 from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult
 from piecework.runner.load import Loaded, load_front
+from piecework.runner.ranks import collectives_of
 from piecework.workers.process.messages import decode, encode, need_msgspec
 from piecework.workers.process.process import Plan
 from piecework.workers.process.supervisor import Supervisor
@@ -86,6 +87,7 @@ class ProcessRunner:
         self._told = 0  # losses that were taken
         self._shape: Shape | None = None
         self._counters: dict[str, dict[str, int]] = {}
+        self._ranks: tuple[int, ...] = ()
         self._writer = self._new_writer()
         self._deadlines = Deadlines(config.worker.step_timeout, config.worker.start_timeout)
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
@@ -204,6 +206,7 @@ class ProcessRunner:
             restarts=supervisor.restarts,
             status="closed" if supervisor.closed else status,
             lost=str(supervisor.losses[-1]) if supervisor.losses else None,
+            ranks=self._ranks if child else (),
         )
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
@@ -230,7 +233,7 @@ class ProcessRunner:
         found = decode(ServingInfo, info)
         if self._shape is not None and found.shape != self._shape:
             raise ConfigError("worker", found.shape, f"what it was before its restart: {self._shape}")
-        self._shape, self._counters = found.shape, found.counters
+        self._shape, self._counters, self._ranks = found.shape, found.counters, found.ranks
         for name, seconds in found.times.items():
             self.profile.add_time(name, seconds)
 
@@ -249,6 +252,8 @@ def load_in_process(
 
     `on_start` gets the runner before the child is started, so that it can be closed meanwhile.
     """
+    if config.worker.tensor_parallel_size > 1:
+        collectives_of(name)  # refuses a device that has none
     front = load_front(config, profile)
     runner = ProcessRunner(config, profile, name, settled, on_change, target)
     on_start(runner)

@@ -62,6 +62,7 @@ class Context:
         status: `ready`, `restarting`, `failed` or `closed`.
         generation: counts starts from 0; what an older one held is gone.
         lost: why the last generation ended, None where none did.
+        ranks: processes of the other ranks of a tensor-parallel group.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Context:
     restarts: int
     status: str
     lost: str | None = None
+    ranks: tuple[int, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -118,9 +120,12 @@ def place(config: EngineConfig, name: str) -> str:
     """Return where steps on the device `name` run, `inline` or `process`; `auto` is what its kind wants.
 
     Isolated devices have a process each, but for the last: nobody would go on where that one fails.
+    Of several ranks each is a process.
 
     Raises ConfigError for an unknown device.
     """
+    if config.worker.tensor_parallel_size > 1:
+        return "process"
     if config.worker.workers != "auto":
         return config.worker.workers
     if config.device.isolate and name != config.device.devices[-1]:

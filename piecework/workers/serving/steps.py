@@ -65,19 +65,28 @@ class StepResult(NamedTuple):
 
 
 class ServingOptions(NamedTuple):
-    """What a host is made from: an engine's settings, which of its devices, and `settled` of `load_on`."""
+    """What a host is made from: an engine's settings, which of its devices, and `settled` of `load_on`.
+
+    `store`: the file where ranks above 0 find the others; rank 0 makes it.
+    """
 
     settings: dict[str, Any]
     device: str
     settled: tuple[str, str] | None
+    rank: int = 0
+    store: str | None = None
 
 
 class ServingInfo(NamedTuple):
-    """What a host tells when it is ready; seconds by stage of its start, and what its programs counted."""
+    """What a host tells when it is ready; seconds by stage of its start, and what its programs counted.
+
+    `ranks` are the processes of the other ranks.
+    """
 
     shape: Shape
     times: dict[str, float]
     counters: dict[str, dict[str, int]]
+    ranks: tuple[int, ...] = ()
 
 
 class StepWriter:
