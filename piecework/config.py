@@ -183,6 +183,11 @@ class WorkerConfig:
         "auto is process for cuda and npu, else inline",
         choices=("auto", "inline", "process"),
     )
+    data_parallel_size: int = setting(
+        1,
+        "children with the whole model each; a request goes to the one with the fewest tokens to compute",
+        flags=("--dp-size", "--dp", "-dp"),
+    )
     worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")
     worker_step_timeout: float = setting(300.0, "seconds without an answer until a child counts as hung")
 
@@ -191,6 +196,9 @@ class WorkerConfig:
         for name in ("worker_start_timeout", "worker_step_timeout"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ConfigError(name, getattr(self, name), "a number of seconds above 0")
+        if self.data_parallel_size > 1 and self.workers == "inline":
+            allowed = f"process or auto: data_parallel_size={self.data_parallel_size} is so many processes"
+            raise ConfigError("workers", self.workers, allowed)
 
 
 @dataclass(frozen=True)

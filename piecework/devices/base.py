@@ -49,6 +49,8 @@ class Device(ABC):
     `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
     crash or hang without the server.
 
+    `numbered`: whether several of its kind are told apart by a number, `cuda:1`.
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
@@ -63,6 +65,7 @@ class Device(ABC):
     stand_ins: tuple[StandIn, ...] = ()
     int8_kv_cache: bool = False
     workers: Literal["inline", "process"] = "inline"
+    numbered: bool = False
     chains: bool = False
     captures: bool = False
     graph_budget: int | None = None

@@ -44,6 +44,7 @@ class CudaDevice(Device):
 
     name = "cuda"
     workers = "process"
+    numbered = True
     op_order = ("triton", "cuda", "reference")
     compilers = ("eager", "inductor", "dynamo")
     captures = True

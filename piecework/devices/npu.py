@@ -99,6 +99,7 @@ class NpuDevice(Device):
     compilers = ("eager", "dynamo")
     stand_ins = (StandIn("inductor", "eager", "torch_npu has none"),)
     workers = "process"
+    numbered = True
     captures = True
     graph_budget = GRAPH_BUDGET
     lengths = "host"

@@ -16,8 +16,9 @@ _LABELS = ["from", "to", "stage", "reason"]
 def failover_metrics(service: Service) -> Iterator[Metric]:
     """Make metrics of a service's devices. `reason` is an error's class, since texts have no end."""
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
-    for device in service.config.device.devices:
-        active.add_metric([device], float(device == service.device_name))
+    in_use = service.device_name.split(",")  # children of one service may have one each
+    for device in dict.fromkeys((*service.config.device.devices, *in_use)):
+        active.add_metric([device], float(device in in_use))
     yield active
     moves = CounterMetricFamily("piecework_failover", "Moves from a device that failed", labels=_LABELS)
     spent = CounterMetricFamily(

@@ -64,6 +64,7 @@ class ProcessRunner:
         settled: tuple[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
         target: str = TARGET,
+        worker: str | None = None,
     ) -> None:
         """Start nothing yet; see `load_in_process`.
 
@@ -72,10 +73,12 @@ class ProcessRunner:
             settled: precision and quantisation of the device before it.
             on_change: is told, from some thread, when the child died, is back, or never will be.
             target: makes the host.
+            worker: what the process is called, by default as its device.
         """
         need_msgspec()
         self.profile = profile
         self.device = RemoteDevice(name)
+        self.name = worker or name
         self._config = config
         self._settled = settled
         self._target = target
@@ -175,7 +178,7 @@ class ProcessRunner:
         supervisor, child = self._supervisor, self._supervisor.child
         status = "ready" if child else "failed" if supervisor.failure else "restarting"
         return Context(
-            name=self.device.name,
+            name=self.name,
             kind="process",
             device=self.device.name,
             pid=child.pid if child else None,
@@ -191,7 +194,7 @@ class ProcessRunner:
 
     def _lost(self) -> WorkerLostError:
         losses = self._supervisor.losses
-        return losses[-1] if losses else WorkerLostError(self.device.name, f"{self.device.name} is closed")
+        return losses[-1] if losses else WorkerLostError(self.name, f"{self.name} is closed")
 
     def _new_writer(self) -> StepWriter:
         return StepWriter(capacity=4 * self._config.scheduler.max_num_seqs)
@@ -202,7 +205,7 @@ class ProcessRunner:
             settings |= {"num_pages": self._shape.num_pages, "kv_cache_memory": None}
             settled = self._shape.settled
         options = encode(ServingOptions(settings, self.device.name, settled))
-        return Plan(self.device.name, self._target, options, self._config.worker.worker_start_timeout)
+        return Plan(self.name, self._target, options, self._config.worker.worker_start_timeout)
 
     def _take_info(self, info: bytes) -> None:
         found = decode(ServingInfo, info)
@@ -222,13 +225,15 @@ def load_in_process(
     on_change: Callable[[], None] = lambda: None,
     on_start: Callable[[ProcessRunner], None] = lambda runner: None,
     target: str = TARGET,
+    worker: str | None = None,
 ) -> Loaded:
     """Load as `load_on` does, with the runner in a child process and the tokenizer here.
 
-    `on_start` gets the runner before the child is started, so that it can be closed meanwhile.
+    `on_start` gets the runner before the child is started, so that it can be closed meanwhile. `worker` is
+    the name of the process.
     """
     front = load_front(config, profile)
-    runner = ProcessRunner(config, profile, name, settled, on_change, target)
+    runner = ProcessRunner(config, profile, name, settled, on_change, target, worker)
     on_start(runner)
     runner.start()
     shape = runner.shape

@@ -60,6 +60,9 @@ class Context:
         status: `ready`, `restarting`, `failed` or `closed`.
         generation: counts starts from 0; what an older one held is gone.
         lost: why the last generation ended, None where none did.
+        running, waiting: its requests.
+        pending_tokens: those of prompts and answers that it has yet to compute, at most; None where
+            requests are not spread over several workers.
     """
 
     name: str
@@ -70,6 +73,9 @@ class Context:
     restarts: int
     status: str
     lost: str | None = None
+    running: int = 0
+    waiting: int = 0
+    pending_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
