@@ -38,28 +38,28 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
     """Return what child `rank` is loaded with: its own device, or its share of the host's threads.
 
     Raises:
-        ConfigError: a device is given by its number, which no two children can share.
+        ConfigError: there are several devices; a child that dies is started again on its own.
     """
-    names = [_own_device(name, rank) for name in config.device.devices]
+    size = config.worker.data_parallel_size
+    if len(config.device.devices) > 1:
+        raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
     threads = config.device.threads
     if threads is None:  # each would take all
-        threads = max(1, torch.get_num_threads() // config.worker.data_parallel_size)
+        threads = max(1, torch.get_num_threads() // size)
+    device = _own_device(config.device.first, rank)
     return replace(
         config,
-        device=replace(config.device, device=",".join(names), threads=threads),
+        device=replace(config.device, device=device, threads=threads),
         worker=replace(config.worker, workers="process", data_parallel_size=1),
     )
 
 
 def _own_device(name: str, rank: int) -> str:
-    kind, number, _ = name.partition(":")
-    if not device_class(kind, name).numbered:
+    """Of a kind with numbers the one that comes `rank` behind `name`."""
+    kind, _, number = name.partition(":")
+    if not device_class(kind, name).numbered or (number and not number.isdecimal()):
         return name
-    if number:
-        raise ConfigError(
-            "device", name, f"{kind} without a number: with data parallelism child i takes {kind}:i"
-        )
-    return f"{kind}:{rank}"
+    return f"{kind}:{int(number or 0) + rank}"
 
 
 class DataParallel:
@@ -213,8 +213,8 @@ class DataParallel:
         return self._router.pending_tokens()
 
     def failovers(self) -> tuple[Event, ...]:
-        """Return all children's moves from one device to another."""
-        return tuple(event for service in self._services for event in service.failovers())
+        """Return nothing: a child that dies is started again where it was."""
+        return ()
 
     def health(self) -> dict[str, Any]:
         """Return status, devices, workers and events as `Service.health` does; `worker` names whose it is.

@@ -174,14 +174,19 @@ def test_it_has_what_a_service_has():
 
 
 def test_children_share_the_threads_and_have_a_device_each():
-    config = EngineConfig.from_flat({"device": "cuda,cpu", "data_parallel_size": 2})
-    first, second = child_config(config, 0), child_config(config, 1)
-    assert (first.device.device, second.device.device) == ("cuda:0,cpu", "cuda:1,cpu")
+    def child(rank, **changes):
+        return child_config(EngineConfig.from_flat({"data_parallel_size": 2, **changes}), rank)
+
+    first = child(0, device="cuda")
     assert (first.worker.workers, first.worker.data_parallel_size) == ("process", 1)
+    assert (first.device.device, child(1, device="cuda").device.device) == ("cuda:0", "cuda:1")
+    assert [child(rank, device="npu:2").device.device for rank in (0, 1)] == ["npu:2", "npu:3"]
+    assert child(1, device="sim:host").device.device == "sim:host"
+    assert child(1, threads=5).device.threads == 5
     many = EngineConfig.from_flat({"data_parallel_size": 10_000})
     assert child_config(many, 0).device.threads == 1
-    with pytest.raises(ConfigError, match="device='cuda:1' is not allowed: cuda without a number"):
-        child_config(EngineConfig.from_flat({"device": "cuda:1", "data_parallel_size": 2}), 0)
+    with pytest.raises(ConfigError, match="device='cuda,cpu' is not allowed: one device where"):
+        child(0, device="cuda,cpu")
     with pytest.raises(ConfigError, match="workers='inline' is not allowed: process or auto"):
         EngineConfig.from_flat({"workers": "inline", "data_parallel_size": 2})
     with pytest.raises(ConfigError, match="data_parallel_size=2 is not allowed: 1 where one engine"):
