@@ -238,6 +238,11 @@ class WorkerConfig:
         "auto is process for cuda and npu, else inline",
         choices=("auto", "inline", "process"),
     )
+    data_parallel_size: int = setting(
+        1,
+        "children with the whole model each; a request goes to the one with the fewest tokens to compute",
+        flags=("--dp-size", "--dp", "-dp"),
+    )
     tensor_parallel_size: int = setting(
         1,
         "processes that share the weights of each layer between them, one device each",
@@ -265,6 +270,12 @@ class WorkerConfig:
                 self.tensor_parallel_size,
                 "1 with workers=inline: a rank is a process",
             )
+        if self.tensor_parallel_size > 1 and self.data_parallel_size > 1:
+            allowed = f"1 where data_parallel_size={self.data_parallel_size}"
+            raise ConfigError("tensor_parallel_size", self.tensor_parallel_size, allowed)
+        if self.data_parallel_size > 1 and self.workers == "inline":
+            allowed = f"process or auto: data_parallel_size={self.data_parallel_size} is so many processes"
+            raise ConfigError("workers", self.workers, allowed)
 
 
 @dataclass(frozen=True)

@@ -218,9 +218,9 @@ def _offline(args: argparse.Namespace, measure: Callable[[Any, int], dict[str, A
     config = EngineConfig.from_flat(_uncached(args))
     show_logs(config.log_level)
 
-    from piecework.engine.service import Service
+    from piecework.engine.data_parallel import make_service
 
-    with closing(Service(config)) as service:
+    with closing(make_service(config)) as service:
         return measure(service, config.load.seed)
 
 

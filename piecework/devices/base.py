@@ -51,6 +51,7 @@ class Device(ABC):
 
     `collectives`: the backend of torch.distributed that sums tensors of several such devices; None: there is
     none, so a model can't be divided between them. `captures_collectives`: whether graphs hold such sums.
+    `numbered`: whether several of its kind are told apart by a number, `cuda:1`.
 
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
     `watches_cache`: whether `notify` is to be shown the KV cache after each step.
@@ -69,6 +70,7 @@ class Device(ABC):
     workers: Literal["inline", "process"] = "inline"
     collectives: str | None = None
     captures_collectives: bool = False
+    numbered: bool = False
     chains: bool = False
     watches_cache: bool = False
     captures: bool = False

@@ -46,6 +46,7 @@ class CudaDevice(Device):
     workers = "process"
     collectives = "nccl"
     captures_collectives = True
+    numbered = True
     op_order = ("triton", "cuda", "reference")
     compilers = ("eager", "inductor", "dynamo")
     captures = True

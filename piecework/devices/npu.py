@@ -100,6 +100,7 @@ class NpuDevice(Device):
     stand_ins = (StandIn("inductor", "eager", "torch_npu has none"),)
     workers = "process"
     collectives = "hccl"
+    numbered = True
     captures = True
     graph_budget = GRAPH_BUDGET
     lengths = "host"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -12,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from piecework import debug
@@ -25,7 +24,8 @@ from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
-from piecework.errors import EngineDeadError, QueueFullError, RequestError, WorkerLostError
+from piecework.engine.streams import stream_deltas
+from piecework.errors import ConfigError, EngineDeadError, QueueFullError, RequestError, WorkerLostError
 from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
@@ -63,9 +63,21 @@ class Service:
     (its programs and counters may be read; it works on the engine's thread).
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, *, profile: Profile | None = None, worker: str | None = None
+    ) -> None:
+        """Load the model; `worker` is the name of its process, by default that of its device.
+
+        Raises what `load` raises.
+
+        Raises:
+            ConfigError: the settings ask for several engines (see `make_service`), and this is one.
+        """
+        if (size := config.worker.data_parallel_size) > 1:
+            raise ConfigError("data_parallel_size", size, "1 where one engine is looked at")
         self.config = config
-        self.profile = Profile(config.profile)
+        self.profile = profile or Profile(config.profile)
+        self._worker = worker
         depth = debug.level()
         self._lock = threading.Condition()
         self._processes: list[ProcessRunner] = []
@@ -144,6 +156,7 @@ class Service:
             on_change=self._wake,
             on_start=self._processes.append,
             target="piecework.engine.worker_host:EngineHost",
+            worker=self._worker,
         )
 
     def _wake(self) -> None:
@@ -189,27 +202,11 @@ class Service:
         with self._lock:
             self._lock.wait_for(lambda: self._room() >= samples or self._stopping())
 
-    async def stream(
+    def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncIterator[Delta]:
         """Yield the deltas of a request; closing the iterator aborts what has not ended."""
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Delta] = asyncio.Queue()
-
-        def listener(delta: Delta) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(queue.put_nowait, delta)
-
-        used = self.submit(prompt_ids, params, request_id=request_id, listener=listener)
-        open_samples = params.n
-        try:
-            while open_samples:
-                delta = await queue.get()
-                open_samples -= delta.finish_reason is not None
-                yield delta
-        finally:
-            if open_samples:
-                self.abort(used)
+        return stream_deltas(self, prompt_ids, params, request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request as aborted and free its pages; an unknown or ended id is nothing to do."""
@@ -283,7 +280,8 @@ class Service:
         """Return what is known of the worker that runs steps."""
         remote = self._remote
         if remote is not None:
-            return [remote.context()]
+            stats = self._stats
+            return [replace(remote.context(), running=stats.running, waiting=stats.waiting)]
         status = "closed" if self._closing else "ready"
         return [Context(self.device_name, "inline", self.device_name, os.getpid(), 0, 0, status)]
 

@@ -25,8 +25,11 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
     """Make metrics of a service's devices. `reason` is an error's class, since texts have no end."""
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
     reference = service.config.audit.audit_device
-    for device in dict.fromkeys((*service.config.device.devices, *((reference,) if reference else ()))):
-        active.add_metric([device], float(device == service.device_name))
+    in_use = service.device_name.split(",")  # children of one service may have one each
+    for device in dict.fromkeys(
+        (*service.config.device.devices, *in_use, *((reference,) if reference else ()))
+    ):
+        active.add_metric([device], float(device in in_use))
     yield active
     what = "Moves from a device that failed, or that an operator asked for"
     moves = CounterMetricFamily("piecework_failover", what, labels=_LABELS)

@@ -69,6 +69,7 @@ class ProcessRunner:
         settled: tuple[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
         target: str = TARGET,
+        worker: str | None = None,
     ) -> None:
         """Start nothing yet; see `load_in_process`.
 
@@ -77,10 +78,12 @@ class ProcessRunner:
             settled: precision and quantisation of the device before it.
             on_change: is told, from some thread, when the child died, is back, or never will be.
             target: makes the host.
+            worker: what the process is called, by default as its device.
         """
         need_msgspec()
         self.profile = profile
         self.device = RemoteDevice(name)
+        self.name = worker or name
         self._config = config
         self._settled = settled
         self._target = target
@@ -198,7 +201,7 @@ class ProcessRunner:
         supervisor, child = self._supervisor, self._supervisor.child
         status = "ready" if child else "failed" if supervisor.failure else "restarting"
         return Context(
-            name=self.device.name,
+            name=self.name,
             kind="process",
             device=self.device.name,
             pid=child.pid if child else None,
@@ -215,7 +218,7 @@ class ProcessRunner:
 
     def _lost(self) -> WorkerLostError:
         losses = self._supervisor.losses
-        return losses[-1] if losses else WorkerLostError(self.device.name, f"{self.device.name} is closed")
+        return losses[-1] if losses else WorkerLostError(self.name, f"{self.name} is closed")
 
     def _new_writer(self) -> StepWriter:
         return StepWriter(capacity=4 * self._config.scheduler.max_num_seqs)
@@ -227,7 +230,7 @@ class ProcessRunner:
             settled = self._shape.settled
         options = encode(ServingOptions(settings, self.device.name, settled))
         worker = self._config.worker
-        return Plan(self.device.name, self._target, options, worker.start_timeout + worker.compile_timeout)
+        return Plan(self.name, self._target, options, worker.start_timeout + worker.compile_timeout)
 
     def _take_info(self, info: bytes) -> None:
         found = decode(ServingInfo, info)
@@ -247,15 +250,17 @@ def load_in_process(
     on_change: Callable[[], None] = lambda: None,
     on_start: Callable[[ProcessRunner], None] = lambda runner: None,
     target: str = TARGET,
+    worker: str | None = None,
 ) -> Loaded:
     """Load as `load_on` does, with the runner in a child process and the tokenizer here.
 
-    `on_start` gets the runner before the child is started, so that it can be closed meanwhile.
+    `on_start` gets the runner before the child is started, so that it can be closed meanwhile. `worker` is
+    the name of the process.
     """
     if config.worker.tensor_parallel_size > 1:
         collectives_of(name)  # refuses a device that has none
     front = load_front(config, profile)
-    runner = ProcessRunner(config, profile, name, settled, on_change, target)
+    runner = ProcessRunner(config, profile, name, settled, on_change, target, worker)
     on_start(runner)
     runner.start()
     shape = runner.shape

@@ -63,6 +63,9 @@ class Context:
         generation: counts starts from 0; what an older one held is gone.
         lost: why the last generation ended, None where none did.
         ranks: processes of the other ranks of a tensor-parallel group.
+        running, waiting: its requests.
+        pending_tokens: those of prompts and answers that it has yet to compute, at most; None where
+            requests are not spread over several workers.
     """
 
     name: str
@@ -74,6 +77,9 @@ class Context:
     status: str
     lost: str | None = None
     ranks: tuple[int, ...] = ()
+    running: int = 0
+    waiting: int = 0
+    pending_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
