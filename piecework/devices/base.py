@@ -49,6 +49,8 @@ class Device(ABC):
     `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
     crash or hang without the server.
 
+    `kv_strategies`: how it can keep keys and values, its default first (docs/kv-cache.md).
+
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
@@ -62,6 +64,7 @@ class Device(ABC):
     compilers: tuple[str, ...] = ("eager",)
     stand_ins: tuple[StandIn, ...] = ()
     int8_kv_cache: bool = False
+    kv_strategies: tuple[Literal["paged", "static"], ...] = ("paged",)
     workers: Literal["inline", "process"] = "inline"
     chains: bool = False
     captures: bool = False

@@ -36,6 +36,7 @@ class OpenVinoDevice(CpuDevice):
     name = "openvino"
     compilers = ("openvino", "eager")
     chains = False
+    kv_strategies = ("paged", "static")
 
     def __init__(self, target: str = DEFAULT, properties: Mapping[str, str] | None = None) -> None:
         self.target = target

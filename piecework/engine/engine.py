@@ -41,11 +41,13 @@ class Engine:
         self._successor = successor
         self.pool = PagePool(runner.cache.num_pages)
         self._page_size = runner.cache.page_size  # a runner that was given up has no cache to ask
+        self._slot_room = _slot_room(runner)
         self.scheduler = Scheduler(
             config.scheduler,
             self.pool,
             self._page_size,
             prefix_caching=config.cache.prefix_caching,
+            static=self._slot_room is not None,
         )
         self._debug = config.compilation_config.enable_debug_mode
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
@@ -151,6 +153,7 @@ class Engine:
             prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
             finished=dict(self._finished),
+            kv_moved_bytes=dict(getattr(self._runner.cache, "moved_bytes", {})),
         )
 
     def _step_failed(self, step: Sequence[Scheduled], error: Exception) -> None:
@@ -160,17 +163,19 @@ class Engine:
                 raise error
         except Exception as final:
             for scheduled in step:
+                self.scheduler.lose(scheduled.request)
                 self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {final}"))
             raise
         self._runner = runner
         self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
-        self.scheduler.restart(self.pool, self._page_size)
+        self._slot_room = _slot_room(runner)
+        self.scheduler.restart(self.pool, self._page_size, static=self._slot_room is not None)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
 
     def _end_if_too_long(self, request: Request) -> None:
         """End a request that the cache can never hold: the runner that it was admitted for had more room."""
-        room, prompt = self.pool.usable * self._page_size, len(request.prompt_ids)
+        room, prompt = self._slot_room or self.pool.usable * self._page_size, len(request.prompt_ids)
         if prompt + request.max_tokens <= room:
             return
         if request.params.max_tokens is None and prompt + len(request.output_ids) < room:
@@ -224,3 +229,9 @@ class Engine:
             log.exception("the listener of request %s failed", request.request_id)
             if not request.finished:
                 self._end(request, request.end("abort"))
+
+
+def _slot_room(runner: StepRunner) -> int | None:
+    """The longest prompt plus output of a static cache's slot; None where there are pages."""
+    cache = runner.cache
+    return int(cache.longest) if cache.strategy == "static" else None

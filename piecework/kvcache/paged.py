@@ -45,6 +45,8 @@ class PagedKVCache:
     Who moves a layer sets new tuples; whoever knows addresses sees from that that they changed.
     """
 
+    strategy = "paged"
+
     def __init__(
         self,
         layers: Sequence[LayerShape],
@@ -68,6 +70,11 @@ class PagedKVCache:
         scaled = [shape[:3] for shape in shapes if dtype is torch.int8]
         self.key_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
         self.value_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
+
+    @property
+    def longest(self) -> int:
+        """The longest prompt plus output that it has room for."""
+        return (self.num_pages - 1) * self.page_size
 
     @property
     def nbytes(self) -> int:

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from piecework import debug
+from piecework.capture.runner import GraphRunner
 from piecework.devices.base import Phase
-from piecework.kvcache import PagedKVCache
+from piecework.kvcache import PagedKVCache, StaticKVCache
 from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult, build_inputs
 from piecework.runner.programs import Programs
@@ -29,13 +30,13 @@ _NOTHING = ItemResult()
 class Runner:
     """Executes batches on a model's programs and its cache. One slice of rows per item, in order."""
 
-    def __init__(self, programs: Programs, cache: PagedKVCache, profile: Profile) -> None:
+    def __init__(self, programs: Programs, cache: PagedKVCache | StaticKVCache, profile: Profile) -> None:
         self.programs = programs
         self.device = programs.device
         self.cache = cache
         self.profile = profile
         self.graphs = programs.graphs(cache)
-        if programs.plan is not None:
+        if programs.plan is not None and isinstance(self.graphs, GraphRunner):
             with profile.time("capture"):
                 self.graphs.capture(programs.plan)
         self._counters = {"body": programs.counters, "head": programs.head_counters}
@@ -82,7 +83,11 @@ class Runner:
     @property
     def compilers(self) -> tuple[str, ...]:
         """Names of the compilers that made the body's pieces."""
-        return tuple(dict.fromkeys(piece.compiler for piece in self.programs.body.pieces))
+        if isinstance(self.graphs, GraphRunner):
+            pieces = self.programs.body.pieces
+        else:
+            pieces = [program.piece for program in self.graphs.programs]
+        return tuple(dict.fromkeys(piece.compiler for piece in pieces))
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""

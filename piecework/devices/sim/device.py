@@ -37,6 +37,7 @@ class SimDevice(Device):
     op_order = ("sim", "reference")
     compilers = ("eager", "inductor", "dynamo")
     captures = True
+    kv_strategies = ("paged", "static")
 
     def __init__(
         self,

@@ -1,0 +1,73 @@
+"""The static KV strategy: what it refuses, and its cache."""
+
+from __future__ import annotations
+
+import torch
+
+from piecework.config import CacheConfig, EngineConfig
+from piecework.devices import Device
+from piecework.errors import ConfigError
+from piecework.kvcache import Capacities, LayerShape, StaticKVCache
+from piecework.models.decoder import CausalLM
+from piecework.profile import Profile
+from piecework.runner.programs import layer_shapes
+
+_PAGED_ONLY = ("kv_cache_dtype", "num_pages", "max_num_pages", "page_size")
+_STATIC_ONLY = ("kv_capacities", "kv_slots", "kv_transpose_values")
+
+
+def check_strategy(config: EngineConfig, device: Device) -> None:
+    """Refuse what doesn't go with the KV strategy, by name.
+
+    Raises ConfigError.
+    """
+    cache, settings, default = config.cache, config.compilation_config, CacheConfig()
+    strategy = cache.kv_strategy
+    if strategy not in device.kv_strategies:
+        allowed = ", ".join(device.kv_strategies)
+        raise ConfigError("kv_strategy", strategy, f"{allowed} on {device.name}")
+    others = _STATIC_ONLY if strategy == "paged" else _PAGED_ONLY
+    for name in others:
+        value = getattr(cache, name)
+        if value != getattr(default, name):
+            other = "static" if strategy == "paged" else "paged"
+            raise ConfigError(name, value, f"for kv_strategy={other} only")
+    if strategy == "paged":
+        return
+    if settings.whole_program:
+        raise ConfigError("splitting_ops", [], "for kv_strategy=paged: static programs are whole already")
+    for name in ("decode_graph", "prefill_graph"):
+        if (mode := getattr(settings, name)) not in ("auto", "eager"):
+            raise ConfigError(name, mode, "auto or eager with kv_strategy=static, which captures nothing")
+    if config.worker.workers == "process":
+        raise ConfigError("workers", "process", "inline or auto with kv_strategy=static")
+
+
+def choose_capacities(config: EngineConfig, limit: int) -> Capacities:
+    """Settle capacities and chunk for contexts of at most `limit` tokens; see Capacities.choose."""
+    steps = config.scheduler
+    chunk = min(steps.chunk_size, steps.max_num_batched_tokens)
+    return Capacities.choose(config.cache.capacities, limit, chunk, config.load.max_model_len)
+
+
+def slot_bytes(layers: list[LayerShape], capacities: Capacities, dtype: torch.dtype) -> int:
+    """Return the bytes of one slot over all layers, keys and values."""
+    return sum(layer.page_bytes(capacities.largest, dtype) for layer in layers)
+
+
+def make_static_cache(
+    model: CausalLM, config: EngineConfig, limit: int, dtype: torch.dtype, device: Device, profile: Profile
+) -> StaticKVCache:
+    """Allocate the slots. Raises ConfigError where there is no room for them."""
+    layers, slots = layer_shapes(model), config.cache.kv_slots
+    capacities = choose_capacities(config, limit)
+    needed = slots * slot_bytes(layers, capacities, dtype)
+    free = device.free_memory()
+    room = free if config.cache.kv_cache_memory is None else min(config.cache.kv_cache_memory, free)
+    if needed > room:
+        what = f"{needed} bytes for {capacities.largest} tokens each"
+        raise ConfigError("kv_slots", slots, f"as many as fit into {room} bytes; these take {what}")
+    transposed = config.cache.kv_transpose_values
+    return StaticKVCache(
+        layers, capacities, slots, dtype, device, transpose_values=transposed, profile=profile
+    )
