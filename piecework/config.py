@@ -236,6 +236,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.cache.kv_strategy == "static" and self.worker.workers == "process":
+            raise ConfigError("workers", "process", "inline or auto with kv_strategy=static")
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:

@@ -16,7 +16,7 @@ from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
 from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
-from piecework.kvcache import PagePool
+from piecework.kvcache import Capacities, PagePool
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
 
@@ -233,5 +233,5 @@ class Engine:
 
 def _slot_room(runner: StepRunner) -> int | None:
     """The longest prompt plus output of a static cache's slot; None where there are pages."""
-    cache = runner.cache
-    return int(cache.longest) if cache.strategy == "static" else None
+    capacities = getattr(runner.cache, "capacities", None)
+    return capacities.longest if isinstance(capacities, Capacities) else None

@@ -45,8 +45,6 @@ class PagedKVCache:
     Who moves a layer sets new tuples; whoever knows addresses sees from that that they changed.
     """
 
-    strategy = "paged"
-
     def __init__(
         self,
         layers: Sequence[LayerShape],

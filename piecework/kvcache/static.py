@@ -43,7 +43,6 @@ class StaticKVCache:
     with, is nobody's and has no memory.
     """
 
-    strategy = "static"
     resizable = False
     fixed_because = "a static cache has the capacities that its programs were compiled for (kv_capacities)"
 
@@ -110,7 +109,9 @@ class StaticKVCache:
         old = self._layouts[slot - 1]
         if live and (old is None or live > old.written):
             has = "none" if old is None else str(old.written)
-            raise DeviceError(self.device.name, "run", f"{live} tokens wanted of slot {slot}, which has {has}")
+            raise DeviceError(
+                self.device.name, "run", f"{live} tokens wanted of slot {slot}, which has {has}"
+            )
         self._layouts[slot - 1] = None  # until it is done
         if old is None or old.capacity != capacity:
             if live and old is not None:

@@ -41,9 +41,7 @@ def fit_cache(cache: CacheConfig, device: Device, *, strict: bool) -> tuple[Cach
     if strict:
         return cache, []
     if cache.kv_strategy not in device.kv_strategies:
-        paged = replace(
-            cache, kv_strategy="paged", kv_capacities=None, kv_slots=1, kv_transpose_values=False
-        )
+        paged = replace(cache, kv_strategy="paged", kv_capacities=None, kv_slots=1, kv_transpose_values=False)
         return paged, [f"kv_strategy={cache.kv_strategy}"]
     if cache.kv_cache_dtype == "auto" or device.int8_kv_cache:
         return cache, []

@@ -114,7 +114,7 @@ class StaticProgram:
         return _Inputs(ints(self.tokens), ints(self.tokens), ints(1), masks)
 
     def _fill_past(self, mask: Tensor, window: int, start: int) -> None:
-        """Let rows from the position `start` on see the `start` tokens of the past, or those in the window."""
+        """Let rows from the position `start` on see the `start` tokens before it, or those in the window."""
         past = mask[:, : self.capacity]
         past.fill_(_BELOW_ALL)
         if not window:

@@ -39,8 +39,6 @@ def check_strategy(config: EngineConfig, device: Device) -> None:
     for name in ("decode_graph", "prefill_graph"):
         if (mode := getattr(settings, name)) not in ("auto", "eager"):
             raise ConfigError(name, mode, "auto or eager with kv_strategy=static, which captures nothing")
-    if config.worker.workers == "process":
-        raise ConfigError("workers", "process", "inline or auto with kv_strategy=static")
 
 
 def choose_capacities(config: EngineConfig, limit: int) -> Capacities:
@@ -50,23 +48,27 @@ def choose_capacities(config: EngineConfig, limit: int) -> Capacities:
     return Capacities.choose(config.cache.capacities, limit, chunk, config.load.max_model_len)
 
 
-def slot_bytes(layers: list[LayerShape], capacities: Capacities, dtype: torch.dtype) -> int:
-    """Return the bytes of one slot over all layers, keys and values."""
-    return sum(layer.page_bytes(capacities.largest, dtype) for layer in layers)
+def check_slots(
+    config: EngineConfig, layers: list[LayerShape], capacities: Capacities, dtype: torch.dtype, free: int
+) -> int:
+    """Return the number of slots. Raises ConfigError where they don't fit into `free` bytes, or into
+    `kv_cache_memory`.
+    """
+    slots, limit = config.cache.kv_slots, config.cache.kv_cache_memory
+    needed = slots * sum(layer.page_bytes(capacities.largest, dtype) for layer in layers)
+    room = free if limit is None else min(limit, free)
+    if needed > room:
+        what = f"they take {needed} bytes, for {capacities.largest} tokens each (kv_capacities)"
+        raise ConfigError("kv_slots", slots, f"as many as fit into {room} bytes; {what}")
+    return slots
 
 
 def make_static_cache(
     model: CausalLM, config: EngineConfig, limit: int, dtype: torch.dtype, device: Device, profile: Profile
 ) -> StaticKVCache:
     """Allocate the slots. Raises ConfigError where there is no room for them."""
-    layers, slots = layer_shapes(model), config.cache.kv_slots
-    capacities = choose_capacities(config, limit)
-    needed = slots * slot_bytes(layers, capacities, dtype)
-    free = device.free_memory()
-    room = free if config.cache.kv_cache_memory is None else min(config.cache.kv_cache_memory, free)
-    if needed > room:
-        what = f"{needed} bytes for {capacities.largest} tokens each"
-        raise ConfigError("kv_slots", slots, f"as many as fit into {room} bytes; these take {what}")
+    layers, capacities = layer_shapes(model), choose_capacities(config, limit)
+    slots = check_slots(config, layers, capacities, dtype, device.free_memory())
     transposed = config.cache.kv_transpose_values
     return StaticKVCache(
         layers, capacities, slots, dtype, device, transpose_values=transposed, profile=profile

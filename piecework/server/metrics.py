@@ -114,7 +114,9 @@ class _EngineCollector(Collector):
             ended.add_metric([reason], stats.finished.get(reason, 0))
         yield ended
         moved = CounterMetricFamily(
-            "piecework_kv_moved_bytes", "Bytes that a static KV cache moved in place", labels=["move", "tensor"]
+            "piecework_kv_moved_bytes",
+            "Bytes that a static KV cache moved in place",
+            labels=["move", "tensor"],
         )
         for name, count in stats.kv_moved_bytes.items():
             moved.add_metric(name.split("."), count)

@@ -45,7 +45,6 @@ class RemoteCache:
     page_size: int
     nbytes: int
     dtype: str
-    strategy = "paged"
     resizable = False
     fixed_because = "a KV cache in a process of its own keeps its size; with --workers inline it can change"
 
