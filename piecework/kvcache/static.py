@@ -35,9 +35,9 @@ class StaticKVCache:
     """Keys and values of all layers for a few sequences, one in each slot.
 
     Every program sees the same memory, which is sized for the largest capacity: with room for S tokens, keys
-    are [1, H, S, E] at the start of a slot's buffer, and values the same or transposed, [1, H, E, S]. `arrange`
-    moves the live tokens to the strides of another program. What lies behind them is zero, since a NaN under
-    a mask would still poison a softmax times V.
+    are [1, H, S, E] at the start of a slot's buffer, and values the same or transposed, [1, H, E, S].
+    `arrange` moves the live tokens to the strides of another program. What lies behind them is zero, since a
+    NaN under a mask would still poison a softmax times V.
 
     Towards the scheduler a slot is a page with room for the largest capacity, and page 0, which others pad
     with, is nobody's and has no memory.

@@ -1,4 +1,4 @@
-"""Steps of the static strategy: one whole program for a chunk of a prompt, one for decode at each capacity."""
+"""Steps of the static strategy: a whole program for a chunk of a prompt, one for decode at each capacity."""
 
 from __future__ import annotations
 

@@ -44,6 +44,20 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("static"), "llama", num_hidden_layers=2)
 
 
+@torch.inference_mode()
+def check_shapes(runner: Any) -> None:
+    """A program takes tensors of its own shapes, and no others."""
+    cache, steps, room = runner.cache, runner.graphs, SIZES[0]
+    assert isinstance(steps, StaticSteps) and len(steps.programs) == 1 + len(SIZES)
+    past = {f"keys.{layer}": cache.keys(layer, 1, room) for layer in range(2)}
+    past |= {f"values.{layer}": cache.values(layer, 1, room) for layer in range(2)}
+    token = torch.zeros(1, dtype=torch.int64)
+    hidden, keys, _ = steps.decode[room].run(token, token, past)
+    assert hidden.shape[0] == 1 and keys[0].shape == (1, 2, 1, 16)
+    with pytest.raises(StaticShapeError, match=r"keys.1 is \(1, 2, 4, 16\)"):
+        steps.decode[room].run(token, token, {**past, "keys.1": cache.keys(1, 1, 4)})
+
+
 @pytest.mark.parametrize(("device", "transposed"), [("sim", False), OPENVINO])
 def test_tokens_at_every_edge_and_across_every_move(model: Path, device: str, transposed: bool) -> None:
     first, largest = SIZES[0], SIZES[-1]
@@ -78,6 +92,7 @@ def test_tokens_at_every_edge_and_across_every_move(model: Path, device: str, tr
         assert llm.service.runner.compilers == ("openvino" if transposed else "eager",)
         tail = cache.values(0, 1, cache.capacity(1)).narrow(cache.value_dim, len(said) + 10, 1)
         assert not tail.any()
+        check_shapes(llm.service.runner)
         text = ServerMetrics(llm.service).text().decode()
         assert 'piecework_kv_moved_bytes_total{move="promotion",tensor="keys"}' in text
     found = compare_greedy(load_reference(model), prompts, outputs)
@@ -107,20 +122,6 @@ def test_pages_take_over_from_a_static_device(model: Path) -> None:
         assert llm.service.device_name == "cpu" and not isinstance(llm.service.runner.cache, StaticKVCache)
     found = compare_greedy(load_reference(model), prompts, [list(r.token_ids) for r in outputs])
     assert found.wrong == [] and found.compared == 20
-
-
-def test_a_program_takes_its_own_shapes_only(model: Path) -> None:
-    with LLM(str(model), device="sim", **{**STATIC, "kv_capacities": "8"}) as llm:
-        runner: Any = llm.service.runner
-        steps: StaticSteps = runner.graphs
-        past = {
-            f"{kind}.{layer}": getattr(runner.cache, kind)(layer, 1, 8)
-            for kind in ("keys", "values")
-            for layer in range(2)
-        }
-        ids = torch.zeros(1, dtype=torch.int64)
-        with torch.inference_mode(), pytest.raises(StaticShapeError, match=r"keys.1 is \(1, 2, 4, 16\)"):
-            steps.decode[8].run(ids, ids, {**past, "keys.1": runner.cache.keys(1, 1, 4)})
 
 
 @pytest.mark.parametrize(
