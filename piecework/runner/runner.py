@@ -86,7 +86,7 @@ class Runner:
         if isinstance(self.graphs, GraphRunner):
             pieces = self.programs.body.pieces
         else:
-            pieces = [program.piece for program in self.graphs.programs]
+            pieces = tuple(program.piece for program in self.graphs.programs)
         return tuple(dict.fromkeys(piece.compiler for piece in pieces))
 
     def counters(self) -> dict[str, dict[str, int]]:

@@ -39,6 +39,10 @@ def prompt(length: int) -> list[int]:
     return [RNG.randrange(3, 320) for _ in range(length)]
 
 
+def is_static(llm: LLM) -> bool:
+    return isinstance(llm.service.runner.cache, StaticKVCache)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("static"), "llama", num_hidden_layers=2)
@@ -117,9 +121,9 @@ def test_pages_take_over_from_a_static_device(model: Path) -> None:
     prompts = [prompt(10), prompt(5)]
     fault = "point=run,device=0,step=7,kind=error"
     with LLM(str(model), device="sim,cpu", inject_fault=fault, kv_slots=2, **STATIC) as llm:
-        assert isinstance(llm.service.runner.cache, StaticKVCache)
+        assert is_static(llm)
         outputs = llm.generate(prompts, max_tokens=10, **GREEDY)
-        assert llm.service.device_name == "cpu" and not isinstance(llm.service.runner.cache, StaticKVCache)
+        assert llm.service.device_name == "cpu" and not is_static(llm)
     found = compare_greedy(load_reference(model), prompts, [list(r.token_ids) for r in outputs])
     assert found.wrong == [] and found.compared == 20
 
