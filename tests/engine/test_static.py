@@ -13,7 +13,9 @@ from reference import compare_greedy, load_reference
 from tiny import save_tiny
 
 from piecework import LLM
+from piecework.config import EngineConfig
 from piecework.errors import ConfigError, RequestError
+from piecework.explain.explain import explain
 from piecework.kvcache import StaticKVCache
 from piecework.runner.static import StaticShapeError, StaticSteps
 from piecework.server.metrics import ServerMetrics
@@ -148,3 +150,8 @@ def test_what_does_not_go_together_is_refused_by_name(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(str(model), **{"device": "sim", **STATIC, **settings})
+
+
+def test_explain_refuses_it_by_name(model: Path) -> None:
+    with pytest.raises(ConfigError, match="kv_strategy='static'.* paged: explain shows pieces"):
+        explain(EngineConfig.from_flat({"model": str(model), "device": "sim", **STATIC}))
