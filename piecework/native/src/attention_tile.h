@@ -19,12 +19,15 @@ constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
 inline int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
+// Whether keys and values are read where they are: for few rows of a head, of whole vectors.
+inline bool reads_as_they_lie(int rows, int dim) { return rows <= FEW_ROWS && dim == padded(dim); }
+
 // What a thread works in; it grows to the largest tile and stays.
 struct AttentionScratch {
   std::vector<float> q, scores, sums, keys, values, top, total, key_scales, value_scales;
   std::vector<const float*> key_rows, value_rows;
 
-  void fit(int rows, int width) {
+  void fit(int rows, int heads, int width) {
     grow(q, rows * width);
     grow(scores, rows * KEYS);
     grow(sums, rows * width);
@@ -32,8 +35,8 @@ struct AttentionScratch {
     grow(values, KEYS * width);
     grow(top, rows);
     grow(total, rows);
-    grow(key_scales, KEYS);
-    grow(value_scales, KEYS);
+    grow(key_scales, heads * KEYS);
+    grow(value_scales, heads * KEYS);
     grow(key_rows, width);
     grow(value_rows, KEYS);
   }
@@ -111,72 +114,110 @@ void pack(const T* const* k_rows, const T* const* v_rows, int keys, int dim, int
   }
 }
 
+// The rows of a tile: one head of the cache after the other, of each its tokens, of each its group of queries' heads.
+struct TileRow {
+  int64_t row, head;
+  TileRow(const AttentionCall& call, const AttentionTile& tile, int r) {
+    const int group = int(call.heads / call.kv_heads), of_head = tile.tokens * group;
+    row = call.query_starts[tile.sequence] + tile.first + r % of_head / group;
+    head = (tile.kv_head + r / of_head) * group + r % group;
+  }
+};
+
 // Where row r of a tile goes.
 template <typename T>
 inline T* output_row(const AttentionCall& call, const AttentionTile& tile, int r) {
-  const int64_t group = call.heads / call.kv_heads;
-  const int64_t row = call.query_starts[tile.sequence] + tile.first + r / group;
-  return static_cast<T*>(call.out) + row * call.out_stride + (tile.kv_head * group + r % group) * call.head_dim;
+  const TileRow at(call, tile, r);
+  return static_cast<T*>(call.out) + at.row * call.out_stride + at.head * call.head_dim;
 }
 
+// Where a cache of type C has the keys and values of a tile's sequence.
+template <typename C>
+struct TileCache {
+  const AttentionCall& call;
+  const AttentionTile& tile;
+  const int32_t* pages = call.page_table + tile.sequence * call.table_stride;
+
+  int64_t row(int key, int head) const {
+    return (pages[key / call.page_size] * call.kv_heads + tile.kv_head + head) * call.page_size + key % call.page_size;
+  }
+  const C* keys(int64_t row) const { return static_cast<const C*>(call.k_cache) + row * call.head_dim; }
+  const C* values(int64_t row) const { return static_cast<const C*>(call.v_cache) + row * call.head_dim; }
+
+  // f(first, count, head, row) for the keys of [begin, begin + keys) in each page, in the order of memory: a page has
+  // them head by head, and a processor reads ahead only where it sees that nothing is left out.
+  template <typename F>
+  void each_run(int begin, int keys, F f) const {
+    for (int i = 0, count; i < keys; i += count) {
+      count = std::min(keys - i, int(call.page_size - (begin + i) % call.page_size));
+      for (int h = 0; h < tile.kv_heads; ++h) f(i, count, h, row(begin + i, h));
+    }
+  }
+};
+
 // Do a tile, of a cache of type C: where that is int8, a key's scale is a factor of its scores, and a value's of its
-// weights, so that neither is multiplied channel by channel. A partial one leaves, at `partial`, for each row its maximum and its sum, and after all of
-// those the unnormalised rows [rows][width]; any other writes its rows of `out`.
+// weights, so that neither is multiplied channel by channel. A partial one leaves, at `partial`, for each row its
+// maximum and its sum, and after all of those the unnormalised rows [rows][width]; any other writes its rows of `out`.
 template <typename T, typename C>
 void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* partial, AttentionScratch& s) {
   const int dim = int(call.head_dim), width = padded(dim), group = int(call.heads / call.kv_heads);
-  const int rows = tile.tokens * group;
-  const int64_t first_row = call.query_starts[tile.sequence] + tile.first;
+  const int of_head = tile.tokens * group, rows = tile.kv_heads * of_head;
   const int length = call.context_lengths[tile.sequence];
   const int queries = call.query_starts[tile.sequence + 1] - call.query_starts[tile.sequence];
   const int position = length - queries + tile.first;  // of the tile's first token
-  const int32_t* pages = call.page_table + tile.sequence * call.table_stride;
-  s.fit(rows, width);
+  const TileCache<C> cache{call, tile};
+  s.fit(rows, tile.kv_heads, width);
   for (int r = 0; r < rows; ++r) {
-    const T* q = static_cast<const T*>(call.q) + (first_row + r / group) * call.q_stride +
-                 (tile.kv_head * group + r % group) * dim;
+    const TileRow at(call, tile, r);
+    const T* q = static_cast<const T*>(call.q) + at.row * call.q_stride + at.head * dim;
     for (int d = 0; d < dim; ++d) s.q[r * width + d] = to_float(q[d]);
     for (int d = dim; d < width; ++d) s.q[r * width + d] = 0;
     s.top[r] = NEVER;
     s.total[r] = 0;
   }
   std::fill_n(s.sums.begin(), rows * width, 0.0f);
-  const bool as_they_lie = rows <= FEW_ROWS && dim == width;
+  const bool as_they_lie = reads_as_they_lie(of_head, dim);
   constexpr bool scaled = std::is_same_v<C, int8_t>;
   const C* k_rows[KEYS];
   const C* v_rows[KEYS];
   for (int begin = tile.begin; begin < tile.end; begin += KEYS) {
     const int keys = std::min(KEYS, tile.end - begin);
-    for (int i = 0; i < keys; ++i) {
-      const int64_t page = pages[(begin + i) / call.page_size], offset = (begin + i) % call.page_size;
-      const int64_t where = (page * call.kv_heads + tile.kv_head) * call.page_size + offset;
-      k_rows[i] = static_cast<const C*>(call.k_cache) + where * dim;
-      v_rows[i] = static_cast<const C*>(call.v_cache) + where * dim;
-      if constexpr (scaled) {
-        s.key_scales[i] = to_float(static_cast<const bf16*>(call.k_scales)[where]);
-        s.value_scales[i] = to_float(static_cast<const bf16*>(call.v_scales)[where]);
-      }
-    }
-    if (as_they_lie) {
-      dots(s.q.data(), width, k_rows, rows, keys, dim, s.scores.data(), KEYS);
-    } else {
+    cache.each_run(begin, keys, [&](int first, int count, int h, int64_t row) {
+      for (int i = 0; i < count; ++i) k_rows[first + i] = cache.keys(row + i);
+      if (as_they_lie)
+        dots(&s.q[h * of_head * width], width, k_rows + first, of_head, count, dim,
+             &s.scores[h * of_head * KEYS + first], KEYS);
+      else
+        for (int i = 0; i < count; ++i) v_rows[first + i] = cache.values(row + i);
+      if constexpr (scaled)
+        for (int i = 0; i < count; ++i) {
+          s.key_scales[h * KEYS + first + i] = to_float(static_cast<const bf16*>(call.k_scales)[row + i]);
+          s.value_scales[h * KEYS + first + i] = to_float(static_cast<const bf16*>(call.v_scales)[row + i]);
+        }
+    });
+    if (!as_they_lie) {
       pack(k_rows, v_rows, keys, dim, width, s);
       product(s.q.data(), width, s.key_rows.data(), rows, padded(keys), dim, s.scores.data(), KEYS, false);
     }
     for (int r = 0; r < rows; ++r) {
-      const int last = position + r / group;  // the last key that this row sees
+      const int last = position + r % of_head / group;  // the last key that this row sees
       const int high = std::clamp(last + 1 - begin, 0, keys);
       const int64_t oldest = call.window > 0 ? last - call.window + 1 : 0;
       const int low = int(std::clamp<int64_t>(oldest - begin, 0, keys));
-      if constexpr (scaled) scale_row(&s.scores[r * KEYS], s.key_scales.data(), keys);
+      if constexpr (scaled) scale_row(&s.scores[r * KEYS], &s.key_scales[r / of_head * KEYS], keys);
       weigh(&s.scores[r * KEYS], low, high, keys, float(call.scale), s.top[r], s.total[r], &s.sums[r * width],
             width);
-      if constexpr (scaled) scale_row(&s.scores[r * KEYS], s.value_scales.data(), keys);
+      if constexpr (scaled) scale_row(&s.scores[r * KEYS], &s.value_scales[r / of_head * KEYS], keys);
     }
-    if (as_they_lie)
-      product(s.scores.data(), KEYS, v_rows, rows, width, keys, s.sums.data(), width, true);
-    else
+    if (!as_they_lie) {
       product(s.scores.data(), KEYS, s.value_rows.data(), rows, width, keys, s.sums.data(), width, true);
+      continue;
+    }
+    cache.each_run(begin, keys, [&](int first, int count, int h, int64_t row) {
+      for (int i = 0; i < count; ++i) v_rows[i] = cache.values(row + i);
+      product(&s.scores[h * of_head * KEYS + first], KEYS, v_rows, of_head, width, count,
+              &s.sums[h * of_head * width], width, true);
+    });
   }
   if (partial) {
     std::copy_n(s.top.begin(), rows, partial);
