@@ -153,5 +153,5 @@ def test_what_does_not_go_together_is_refused_by_name(
 
 
 def test_explain_refuses_it_by_name(model: Path) -> None:
-    with pytest.raises(ConfigError, match="kv_strategy='static'.* paged: explain shows pieces"):
+    with pytest.raises(ConfigError, match=r"kv_strategy='static'.* paged: explain shows pieces"):
         explain(EngineConfig.from_flat({"model": str(model), "device": "sim", **STATIC}))
