@@ -21,6 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 KV_CACHE_DTYPES = ("auto", "int8")
 LM_HEADS = ("auto", "float", "w8", "w8a8-dynamic")
+KV_STRATEGIES = ("paged", "static")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -116,6 +117,31 @@ class CacheConfig:
         "keep full pages of ended requests, and begin behind those whose tokens a prompt begins with",
         flags=("--enable-prefix-caching",),
     )
+    kv_strategy: str = setting(
+        "paged",
+        "static keeps each sequence in one piece, for devices that run fixed shapes only (docs/kv-cache.md)",
+        choices=KV_STRATEGIES,
+    )
+    kv_capacities: str | None = setting(
+        None, "static: tokens that each decode program has room for (default: 1024,2048,4096)"
+    )
+    kv_slots: int = setting(1, "static: sequences that have a buffer, and so run or are kept, at once")
+    kv_transpose_values: bool = setting(False, "static: keep values transposed, tokens last")
+
+    def __post_init__(self) -> None:
+        check(self)
+        _ = self.capacities
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The sizes of `kv_capacities`, smallest first; none where it isn't given."""
+        given = [] if self.kv_capacities is None else self.kv_capacities.split(",")
+        sizes = sorted({int(text) for text in given if text.strip().isdecimal()})
+        if len(sizes) < len(given) or 0 in sizes:
+            raise ConfigError(
+                "kv_capacities", self.kv_capacities, "numbers of tokens, each once, such as 256,512,1024"
+            )
+        return tuple(sizes)
 
 
 @dataclass(frozen=True)
@@ -298,6 +324,13 @@ class EngineConfig:
         check(self)
         if self.device.isolate and self.worker.workers == "inline":
             raise ConfigError("isolate", True, "false with workers=inline, which runs every device in here")
+        if self.cache.kv_strategy != "static":
+            return
+        for name in ("data_parallel_size", "tensor_parallel_size"):
+            if (size := getattr(self.worker, name)) > 1:
+                raise ConfigError(name, size, "1 with kv_strategy=static")
+        if self.worker.workers == "process":
+            raise ConfigError("workers", "process", "inline or auto with kv_strategy=static")
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:

@@ -52,6 +52,7 @@ class Device(ABC):
     `collectives`: the backend of torch.distributed that sums tensors of several such devices; None: there is
     none, so a model can't be divided between them. `captures_collectives`: whether graphs hold such sums.
     `numbered`: whether several of its kind are told apart by a number, `cuda:1`.
+    `kv_strategies`: how it can keep keys and values, its default first (docs/kv-cache.md).
 
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
     `watches_cache`: whether `notify` is to be shown the KV cache after each step.
@@ -67,6 +68,7 @@ class Device(ABC):
     compilers: tuple[str, ...] = ("eager",)
     stand_ins: tuple[StandIn, ...] = ()
     int8_kv_cache: bool = False
+    kv_strategies: tuple[Literal["paged", "static"], ...] = ("paged",)
     workers: Literal["inline", "process"] = "inline"
     collectives: str | None = None
     captures_collectives: bool = False

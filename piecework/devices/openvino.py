@@ -37,6 +37,7 @@ class OpenVinoDevice(CpuDevice):
     compilers = ("openvino", "eager")
     collectives = None
     chains = False
+    kv_strategies = ("paged", "static")
 
     def __init__(self, target: str = DEFAULT, properties: Mapping[str, str] | None = None) -> None:
         self.target = target

@@ -17,7 +17,7 @@ from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
 from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
-from piecework.kvcache import PagePool
+from piecework.kvcache import Capacities, PagePool
 from piecework.profile import now
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
@@ -43,11 +43,13 @@ class Engine:
         self._successor = successor
         self.pool = PagePool(runner.cache.num_pages)
         self._page_size = runner.cache.page_size  # a runner that was given up has no cache to ask
+        self._slot_room = _slot_room(runner)
         self.scheduler = Scheduler(
             config.scheduler,
             self.pool,
             self._page_size,
             prefix_caching=config.cache.prefix_caching,
+            static=self._slot_room is not None,
         )
         self._debug = config.compilation_config.enable_debug_mode
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
@@ -156,6 +158,7 @@ class Engine:
             prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
             finished=dict(self._finished),
+            kv_moved_bytes=dict(getattr(self._runner.cache, "moved_bytes", {})),
         )
 
     def end_overdue(self) -> None:
@@ -172,6 +175,7 @@ class Engine:
         except Exception as final:
             self.gaps.give_up(interrupted)
             for request in (scheduled.request for scheduled in step if not scheduled.request.finished):
+                self.scheduler.lose(request)
                 self._end(request, request.end("error", f"the step failed: {final}"))
             raise
         self.gaps.took_over()
@@ -181,13 +185,14 @@ class Engine:
         """Go on with another runner, whose cache is empty: what runs is computed again, the oldest first."""
         self._runner = runner
         self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
-        self.scheduler.restart(self.pool, self._page_size)
+        self._slot_room = _slot_room(runner)
+        self.scheduler.restart(self.pool, self._page_size, static=self._slot_room is not None)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
 
     def _end_if_too_long(self, request: Request) -> None:
         """End a request that the cache can never hold: the runner that it was admitted for had more room."""
-        room, prompt = self.pool.usable * self._page_size, len(request.prompt_ids)
+        room, prompt = self._slot_room or self.pool.usable * self._page_size, len(request.prompt_ids)
         if prompt + request.max_tokens <= room:
             return
         if request.params.max_tokens is None and prompt + len(request.output_ids) < room:
@@ -244,3 +249,9 @@ class Engine:
             log.exception("the listener of request %s failed", request.request_id)
             if not request.finished:
                 self._end(request, request.end("abort"))
+
+
+def _slot_room(runner: StepRunner) -> int | None:
+    """The longest prompt plus output of a static cache's slot; None where there are pages."""
+    capacities = getattr(runner.cache, "capacities", None)
+    return capacities.longest if isinstance(capacities, Capacities) else None

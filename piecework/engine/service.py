@@ -126,7 +126,11 @@ class Service:
         self.dtype: str = runner.dtype
         self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
         self._admission = Admission(
-            loaded.model_config, loaded.tokenizer, loaded.eos_ids, loaded.max_model_len
+            loaded.model_config,
+            loaded.tokenizer,
+            loaded.eos_ids,
+            loaded.max_model_len,
+            getattr(runner.cache, "capacities", None),
         )
         self.runner = runner
         self._remote: ProcessRunner | None = runner if isinstance(runner, ProcessRunner) else None

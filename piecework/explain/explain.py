@@ -7,6 +7,7 @@ from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import make_device
 from piecework.devices.injected import read_faults
+from piecework.errors import ConfigError
 from piecework.explain.available import compilers, devices, passes
 from piecework.explain.breakeven import break_even
 from piecework.explain.outline import open_outline, outline
@@ -38,6 +39,9 @@ def explain(config: EngineConfig) -> Report:
     device = make_device(first, [fault for fault in faults if fault.device == 0])
     device.set_threads(config.device.threads)
     options = config.load
+    if config.cache.kv_strategy == "static":
+        allowed = "paged: explain shows pieces, and a static program is whole"
+        raise ConfigError("kv_strategy", "static", allowed)
     source = resolve(options.model, revision=options.revision, cache_dir=options.cache_dir)
     checkpoint = open_outline(source, options)
     model_config = ModelConfig.from_dict(checkpoint.config)

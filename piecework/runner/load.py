@@ -13,6 +13,7 @@ from piecework.cache import cache_root
 from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
+from piecework.kvcache import PagedKVCache, StaticKVCache
 from piecework.models.config import ModelConfig
 from piecework.models.shard import FIELD, check_size, shard_config
 from piecework.profile import Profile
@@ -25,6 +26,7 @@ from piecework.runner.ranks import Ranks, fit_collectives
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
 from piecework.runner.spare import Spares
+from piecework.runner.static_settings import check_strategy, choose_capacities, make_static_cache
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
@@ -116,8 +118,11 @@ def load(
                 checkpoint = ShardedCheckpoint(checkpoint, model_config, ranks.shard)
                 model_config = shard_config(model_config, ranks.shard)
             reader = choose_reader(checkpoint, quantization, options.lm_head)
+            check_strategy(config, device)
             cache_dtype(config, dtype, device)  # refuses one that the device lacks
             limit = context_limit(options.max_model_len, model_config)
+            if config.cache.kv_strategy == "static":
+                choose_capacities(config, limit)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)
         with profile.time("load.tokenizer"):
             tokenizer = _tokenizer(config, source) if with_tokenizer else None
@@ -138,8 +143,12 @@ def load(
     profile.add_bytes("load.weights", weight_bytes)
     programs = make_programs(model, recipe, config, device, profile, piece_folder(config), limit, ranks=ranks)
     with profile.time("load.cache"):
-        cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes, ranks)
-    fits = min(limit, (cache.num_pages - 1) * cache.page_size)
+        cache: PagedKVCache | StaticKVCache
+        if config.cache.kv_strategy == "static":
+            cache = make_static_cache(model, config, limit, dtype, device, profile)
+        else:
+            cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes, ranks)
+    fits = min(limit, cache.longest)
     if fits < limit and options.max_model_len is None:
         log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)
     front = _front(model_config, tokenizer, generation)

@@ -115,6 +115,8 @@ def make_recipe(
         max_model_len=max_len,
     )
     capture = without_reference(capture, settings, device, model, dtype, config.cache.page_size)
+    if config.cache.kv_strategy == "static":
+        capture = CaptureOptions("eager", "eager")
     recipe = Recipe(
         capture,
         compiler_name(settings.compiler, device, strict=settings.strict),

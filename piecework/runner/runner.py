@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from piecework import debug
+from piecework.capture.runner import GraphRunner
 from piecework.devices.base import Phase
-from piecework.kvcache import PagedKVCache
+from piecework.kvcache import PagedKVCache, StaticKVCache
 from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult, build_inputs
 from piecework.runner.programs import Programs
@@ -31,7 +32,11 @@ class Runner:
     """Executes batches on a model's programs and its cache. One slice of rows per item, in order."""
 
     def __init__(
-        self, programs: Programs, cache: PagedKVCache, profile: Profile, ranks: Ranks | None = None
+        self,
+        programs: Programs,
+        cache: PagedKVCache | StaticKVCache,
+        profile: Profile,
+        ranks: Ranks | None = None,
     ) -> None:
         """`ranks`: the group that has the other parts of the model; only rank 0 has results."""
         self.programs = programs
@@ -40,7 +45,7 @@ class Runner:
         self.profile = profile
         self._ranks = ranks
         self.graphs = programs.graphs(cache)
-        if programs.plan is not None:
+        if programs.plan is not None and isinstance(self.graphs, GraphRunner):
             with profile.time("capture"):
                 self.graphs.capture(programs.plan)
         self._counters = {"body": programs.counters, "head": programs.head_counters}
@@ -70,7 +75,7 @@ class Runner:
                 inputs.metadata,
                 [inputs.starts[i + 1] - 1 for i in drawing],
             )
-            if self.device.watches_cache:
+            if self.device.watches_cache and isinstance(self.cache, PagedKVCache):
                 pages = self.cache.num_pages
                 self.device.notify("cache", 0, [t[:pages] for t in self.cache.tensors().values()])
             self.device.synchronize()
@@ -99,7 +104,11 @@ class Runner:
     @property
     def compilers(self) -> tuple[str, ...]:
         """Names of the compilers that made the body's pieces."""
-        return tuple(dict.fromkeys(piece.compiler for piece in self.programs.body.pieces))
+        if isinstance(self.graphs, GraphRunner):
+            pieces = self.programs.body.pieces
+        else:
+            pieces = tuple(program.piece for program in self.graphs.programs)
+        return tuple(dict.fromkeys(piece.compiler for piece in pieces))
 
     def counters(self) -> dict[str, dict[str, int]]:
         """Return what the programs `body` and `head` counted since the start (piecework.graph.counters)."""

@@ -114,6 +114,14 @@ class _EngineCollector(Collector):
         for reason in sorted({"stop", "length", "abort", "error", *stats.finished}):
             ended.add_metric([reason], stats.finished.get(reason, 0))
         yield ended
+        moved = CounterMetricFamily(
+            "piecework_kv_moved_bytes",
+            "Bytes that a static KV cache moved in place",
+            labels=["move", "tensor"],
+        )
+        for name, count in stats.kv_moved_bytes.items():
+            moved.add_metric(name.split("."), count)
+        yield moved
         yield from failover_metrics(self._service)
         yield from audit_metrics(self._service)
         yield from graph_metrics(self._service.graph_counters())

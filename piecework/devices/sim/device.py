@@ -38,6 +38,7 @@ class SimDevice(Device):
     compilers = ("eager", "inductor", "dynamo")
     collectives = "gloo"
     captures = True
+    kv_strategies = ("paged", "static")
 
     def __init__(
         self,
