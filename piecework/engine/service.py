@@ -8,10 +8,10 @@ import random
 import threading
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from piecework import debug
 from piecework.config import EngineConfig
@@ -20,26 +20,37 @@ from piecework.engine.audited import AuditedRunner, make_audit
 from piecework.engine.beside import run_beside
 from piecework.engine.engine import Engine
 from piecework.engine.gaps import Pauses
+from piecework.engine.health import describe
+from piecework.engine.loader import Loader
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
 from piecework.engine.streams import stream_deltas
-from piecework.errors import ConfigError, EngineDeadError, QueueFullError, RequestError, WorkerLostError
+from piecework.errors import (
+    ConfigError,
+    EngineDeadError,
+    PieceworkError,
+    QueueFullError,
+    RequestError,
+    WorkerLostError,
+)
 from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
 from piecework.models.config import ModelConfig
 from piecework.profile import Profile
-from piecework.runner.failover import Runners, load_on
+from piecework.runner.failover import Runners
 from piecework.runner.load import Loaded
 from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
-from piecework.workers.serving.process import ProcessRunner, load_in_process
-from piecework.workers.serving.runner import Context, StepRunner, place
+from piecework.workers.serving.process import ProcessRunner
+from piecework.workers.serving.runner import Context, StepRunner
 
 log = logging.getLogger("piecework.service")
+
+T = TypeVar("T")
 
 # A step may fail on its own; this many in a row mean that the next one will fail too.
 _FAILURES_UNTIL_DEAD = 3
@@ -77,12 +88,12 @@ class Service:
             raise ConfigError("data_parallel_size", size, "1 where one engine is looked at")
         self.config = config
         self.profile = profile or Profile(config.profile)
-        self._worker = worker
         depth = debug.level()
         self._lock = threading.Condition()
         self._processes: list[ProcessRunner] = []
         self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
-        self._runners = Runners(config, self.profile, self._load)
+        load = Loader(self._wake, self._processes.append, worker)
+        self._runners = Runners(config, self.profile, load)
         self._settled = False  # whether all is ready for the next failover
         loaded = self._runners.loaded
         if depth and isinstance(loaded.runner, Runner):
@@ -101,8 +112,7 @@ class Service:
         self._seeds = random.Random(config.load.seed)
         self._arrivals: list[Request] = []
         self._aborts: set[str] = set()  # of open requests only
-        self._resizes: list[tuple[int, Future[KVSize]]] = []
-        self._moves: list[tuple[str, Future[None]]] = []
+        self._orders: list[tuple[Callable[[], Any], Future[Any]]] = []
         self._open: set[str] = set()
         self._closing = False
         self._draining = False
@@ -145,23 +155,6 @@ class Service:
         assert reference is not None
         self._audit.again()
         return AuditedRunner(loaded.runner, Reference(reference.runner, self.config), self._audit)
-
-    def _load(
-        self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
-    ) -> Loaded:
-        """Load on a device, here or in a process, as the settings and the device want it."""
-        if place(config, name) == "inline":
-            return load_on(config, profile, name, settled)
-        return load_in_process(
-            config,
-            profile,
-            name,
-            settled,
-            on_change=self._wake,
-            on_start=self._processes.append,
-            target="piecework.engine.worker_host:EngineHost",
-            worker=self._worker,
-        )
 
     def _wake(self) -> None:
         """A worker died, came back, or won't; called from a thread of its own."""
@@ -239,13 +232,7 @@ class Service:
             RequestError: `pages` can't be; the message says what can. Nothing has changed.
             EngineDeadError: the engine has stopped.
         """
-        done: Future[KVSize] = Future()
-        with self._lock:
-            if self._dead is not None or self._closing:
-                raise EngineDeadError(self._dead or "it is shutting down")
-            self._resizes.append((pages, done))
-            self._lock.notify_all()
-        return done.result()
+        return self._order(lambda: self._engine.resize_kv(pages, self.max_model_len))
 
     def move_to(self, device: str) -> None:
         """Go on with another device of the list, also with one that failed before, and return once it runs.
@@ -259,13 +246,17 @@ class Service:
             PieceworkError: what loading raised; the device in use stays.
         """
         self._runners.check(device)
-        done: Future[None] = Future()
+        self._order(lambda: self._move(device))
+
+    def _order(self, what: Callable[[], T]) -> T:
+        """Return what `what` does on the engine's thread, between two steps."""
+        done: Future[T] = Future()
         with self._lock:
             if self._dead is not None or self._closing:
                 raise EngineDeadError(self._dead or "it is shutting down")
-            self._moves.append((device, done))
+            self._orders.append((what, done))
             self._lock.notify_all()
-        done.result()
+        return done.result()
 
     def audit(self) -> AuditReport | None:
         """Return what audits found; None where nothing is audited."""
@@ -307,23 +298,17 @@ class Service:
         `ok`; `restarting` where a worker died and its next process loads the model; `degraded` where a device
         or a piece of the model failed and another device does its work, or is about to; or `dead`.
         """
-        events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
-        events += self._runners.standby_events
-        events += [{"stage": "worker", "reason": reason} for reason in self._losses]
-        events += [{"stage": "audit", "reason": note} for note in (self._audit.notes if self._audit else ())]
-        events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
-        moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
-        usable = "degraded" if self._runners.degraded or moved else "ok"
-        if self._remote is not None and not self._remote.ready:
-            usable = "degraded" if self._runners.can_move else "restarting"
-        standby = self._runners.standby
-        return {
-            "status": usable if self._dead is None and not self._closing else "dead",
-            "device": self.device_name,
-            **({} if standby is None else {"standby": standby}),
-            "workers": [context.as_dict() for context in self.workers()],
-            "events": events,
-        }
+        remote = self._remote
+        waits = remote is not None and not remote.ready
+        return describe(
+            self._runners,
+            "dead" if self._dead is not None or self._closing else "restarting" if waits else "ok",
+            moved_pieces=any(counters["moved_pieces"] for counters in self.graph_counters().values()),
+            workers=self.workers(),
+            losses=self._losses,
+            audits=self._audit.notes if self._audit is not None else (),
+            dead=self._dead,
+        )
 
     def drain(self, timeout: float) -> bool:
         """Take no new requests and wait for the running ones; False where `timeout` s were not enough."""
@@ -426,7 +411,7 @@ class Service:
         return self._audited(loaded)
 
     def _has_something_to_do(self) -> bool:
-        if self._closing or self._arrivals or self._aborts or self._resizes or self._moves:
+        if self._closing or self._arrivals or self._aborts or self._orders:
             return True
         remote = self._remote
         if remote is None:
@@ -445,47 +430,35 @@ class Service:
 
     def _take_commands(self) -> None:
         with self._lock:
-            arrivals, aborts, resizes = list(self._arrivals), list(self._aborts), list(self._resizes)
-            moves = list(self._moves)
-            self._moves.clear()
+            arrivals, aborts, orders = list(self._arrivals), list(self._aborts), list(self._orders)
             self._arrivals.clear()
             self._aborts.clear()
-            self._resizes.clear()
+            self._orders.clear()
             for request in arrivals:
                 self._engine.add(request)
             self._stats = self._engine.stats()
         for request_id in aborts:
             self._engine.abort(request_id)
-        for pages, done in resizes:
-            self._resize(pages, done)
-        for name, moved in moves:
-            self._move(name, moved)
+        for what, done in orders:
+            self._carry_out(what, done)
 
-    def _move(self, name: str, done: Future[None]) -> None:
+    def _carry_out(self, what: Callable[[], Any], done: Future[Any]) -> None:
         if self._dead is not None or self._closing:
             done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
             return
         try:
-            if (loaded := self._runners.move_to(name)) is not None:
-                self._use(loaded)
-                self._engine.take_over(self._audited(loaded))
-                self._settled = False
-            done.set_result(None)
+            done.set_result(what())
         except Exception as error:
-            log.warning("the device %s can't be moved to: %s", name, error)
+            if not isinstance(error, RequestError):
+                unexpected = not isinstance(error, PieceworkError)
+                log.warning("what was asked for between two steps failed: %s", error, exc_info=unexpected)
             done.set_exception(error)
 
-    def _resize(self, pages: int, done: Future[KVSize]) -> None:
-        if self._dead is not None or self._closing:
-            done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
-            return
-        try:
-            done.set_result(self._engine.resize_kv(pages, self.max_model_len))
-        except RequestError as error:
-            done.set_exception(error)
-        except Exception as error:
-            log.exception("the KV cache could not be resized to %d pages", pages)
-            done.set_exception(error)
+    def _move(self, device: str) -> None:
+        if (loaded := self._runners.move_to(device)) is not None:
+            self._use(loaded)
+            self._engine.take_over(self._audited(loaded))
+            self._settled = False
 
     def _die(self, cause: str) -> None:
         log.error("the engine stops: %s", cause)
