@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, get_type_hints
 
@@ -21,6 +21,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 KV_CACHE_DTYPES = ("auto", "int8")
 LM_HEADS = ("auto", "float", "w8", "w8a8-dynamic")
+KV_STRATEGIES = ("paged", "static")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -116,6 +117,31 @@ class CacheConfig:
         "keep full pages of ended requests, and begin behind those whose tokens a prompt begins with",
         flags=("--enable-prefix-caching",),
     )
+    kv_strategy: str = setting(
+        "paged",
+        "static keeps each sequence in one piece, for devices that run fixed shapes only (docs/kv-cache.md)",
+        choices=KV_STRATEGIES,
+    )
+    kv_capacities: str | None = setting(
+        None, "static: tokens that each decode program has room for (default: 1024,2048,4096)"
+    )
+    kv_slots: int = setting(1, "static: sequences that have a buffer, and so run or are kept, at once")
+    kv_transpose_values: bool = setting(False, "static: keep values transposed, tokens last")
+
+    def __post_init__(self) -> None:
+        check(self)
+        _ = self.capacities
+
+    @property
+    def capacities(self) -> tuple[int, ...]:
+        """The sizes of `kv_capacities`, smallest first; none where it isn't given."""
+        given = [] if self.kv_capacities is None else self.kv_capacities.split(",")
+        sizes = sorted({int(text) for text in given if text.strip().isdecimal()})
+        if len(sizes) < len(given) or 0 in sizes:
+            raise ConfigError(
+                "kv_capacities", self.kv_capacities, "numbers of tokens, each once, such as 256,512,1024"
+            )
+        return tuple(sizes)
 
 
 @dataclass(frozen=True)
@@ -158,8 +184,23 @@ class DeviceConfig:
         "when another of several devices takes over: off is never, compile while starting, full always",
         choices=("off", "compile", "full"),
     )
+    standby: str = setting(
+        "cold",
+        "warm makes the next device ready in the background, with weights and KV cache of its own, so that "
+        "a failover costs only what is computed again",
+        choices=("cold", "warm"),
+    )
+    max_failover_seconds: float | None = setting(
+        None, "longest pause of a request whose device fails; past it, it ends with an error (default: any)"
+    )
+    isolate: bool = setting(
+        False, "run each device but the last in a process of its own, whose death or silence is a failure"
+    )
     inject_fault: str | None = setting(
         None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
+    )
+    place: str | None = setting(
+        None, "put pieces of the model on other devices by hand: 0:cpu,last:openvino:NPU (docs/failover.md)"
     )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
 
@@ -168,6 +209,12 @@ class DeviceConfig:
         names = self.devices
         if not all(names) or len(set(names)) < len(names):
             raise ConfigError("device", self.device, "a device, or several with commas between, each once")
+        if len(names) > 1 and self.failover == "full":
+            return
+        for name, idle in (("standby", "cold"), ("max_failover_seconds", None), ("isolate", False)):
+            if getattr(self, name) != idle:
+                allowed = f"{idle}, since no device takes over: that needs several and failover=full"
+                raise ConfigError(name, getattr(self, name), allowed)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -178,6 +225,33 @@ class DeviceConfig:
     def first(self) -> str:
         """The device that is tried first."""
         return self.devices[0]
+
+    def alone(self, name: str) -> DeviceConfig:
+        """Return the settings of one device, from which no other takes over."""
+        return replace(self, device=name, standby="cold", max_failover_seconds=None, isolate=False)
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """Whether the device's numbers are compared with those of another one."""
+
+    audit_device: str | None = setting(
+        None, "a reference: audit steps by running them on this device too (docs/failover.md)"
+    )
+    audit_every: int = setting(16, "audit the first step that gives tokens, and each so manieth after it")
+    audit_threshold: float = setting(
+        0.05, "largest error that passes: root mean square over the range of the logits, of the worst row"
+    )
+    audit_policy: str = setting(
+        "switch",
+        "what a miss does: switch goes on with the reference for good, warn only says so",
+        choices=("switch", "warn"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.audit_device is not None and ("," in self.audit_device or not self.audit_device.strip()):
+            raise ConfigError("audit_device", self.audit_device, "one device")
 
 
 @dataclass(frozen=True)
@@ -190,14 +264,44 @@ class WorkerConfig:
         "auto is process for cuda and npu, else inline",
         choices=("auto", "inline", "process"),
     )
-    worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")
-    worker_step_timeout: float = setting(300.0, "seconds without an answer until a child counts as hung")
+    data_parallel_size: int = setting(
+        1,
+        "children with the whole model each; a request goes to the one with the fewest tokens to compute",
+        flags=("--dp-size", "--dp", "-dp"),
+    )
+    tensor_parallel_size: int = setting(
+        1,
+        "processes that share the weights of each layer between them, one device each",
+        flags=("--tp-size", "-tp"),
+    )
+    start_timeout: float = setting(
+        300.0, "seconds that a child gets to start and load the model", flags=("--worker-start-timeout",)
+    )
+    compile_timeout: float = setting(600.0, "seconds that it gets beside that, to trace and compile it")
+    step_timeout: float | None = setting(
+        None,
+        "seconds without an answer until a child counts as hung (default: 10, or 20 times the median of "
+        "such steps where that is more)",
+        flags=("--worker-step-timeout",),
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("worker_start_timeout", "worker_step_timeout"):
-            if not 0 < getattr(self, name) < float("inf"):
+        for name in ("start_timeout", "compile_timeout", "step_timeout"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ConfigError(name, getattr(self, name), "a number of seconds above 0")
+        if self.tensor_parallel_size > 1 and self.workers == "inline":
+            raise ConfigError(
+                "tensor_parallel_size",
+                self.tensor_parallel_size,
+                "1 with workers=inline: a rank is a process",
+            )
+        if self.tensor_parallel_size > 1 and self.data_parallel_size > 1:
+            allowed = f"1 where data_parallel_size={self.data_parallel_size}"
+            raise ConfigError("tensor_parallel_size", self.tensor_parallel_size, allowed)
+        if self.data_parallel_size > 1 and self.workers == "inline":
+            allowed = f"process or auto: data_parallel_size={self.data_parallel_size} is so many processes"
+            raise ConfigError("workers", self.workers, allowed)
 
 
 @dataclass(frozen=True)
@@ -208,6 +312,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     compilation_config: CompilationConfig = setting(  # noqa: RUF009 - it returns a field
         DEFAULT_COMPILATION, "how programs are made, as a JSON object (default: the device's choice)"
@@ -217,6 +322,15 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.device.isolate and self.worker.workers == "inline":
+            raise ConfigError("isolate", True, "false with workers=inline, which runs every device in here")
+        if self.cache.kv_strategy != "static":
+            return
+        for name in ("data_parallel_size", "tensor_parallel_size"):
+            if (size := getattr(self.worker, name)) > 1:
+                raise ConfigError(name, size, "1 with kv_strategy=static")
+        if self.worker.workers == "process":
+            raise ConfigError("workers", "process", "inline or auto with kv_strategy=static")
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:

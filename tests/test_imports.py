@@ -52,7 +52,8 @@ ALLOWED: dict[str, set[str]] = {
     "failsafe": {"devices"},
     "runner": MODEL | BESIDE | PROGRAM | {"devices", "failsafe", "kvcache", "quantization"},
     # A step's tasks are programs over a paged cache, with the kinds of attention that the model has.
-    "workers": {"devices", "failsafe", "runner", "graph", "kvcache", "layers"},
+    # A rank of several says which part of the model is its own.
+    "workers": {"devices", "failsafe", "runner", "graph", "kvcache", "layers", "models.shard"},
     "explain": MODEL | BESIDE | PROGRAM | RUN,
     "engine": MODEL | BESIDE | RUN | {"explain"},
     "llm": {"engine"} | BESIDE,

@@ -35,7 +35,9 @@ class OpenVinoDevice(CpuDevice):
 
     name = "openvino"
     compilers = ("openvino", "eager")
+    collectives = None
     chains = False
+    kv_strategies = ("paged", "static")
 
     def __init__(self, target: str = DEFAULT, properties: Mapping[str, str] | None = None) -> None:
         self.target = target

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from piecework.engine.request import Listener, Request
 from piecework.errors import RequestError
+from piecework.kvcache import Capacities
 from piecework.models.config import ModelConfig
 from piecework.runner.random import sub_seed
 from piecework.sampling import SamplingParams
@@ -14,7 +15,10 @@ from piecework.tokenizer.tokenizer import Tokenizer
 
 
 class Admission:
-    """Checks requests against the model's limits. `max_model_len` tokens fit the context and the KV cache."""
+    """Checks requests against the model's limits. `max_model_len` tokens fit the context and the KV cache.
+
+    `capacities` are those of a static cache.
+    """
 
     def __init__(
         self,
@@ -22,11 +26,18 @@ class Admission:
         tokenizer: Tokenizer | None,
         eos_ids: Sequence[int],
         max_model_len: int,
+        capacities: Capacities | None = None,
     ) -> None:
         self._vocab_size = model.vocab_size
         self._tokenizer = tokenizer
         self._eos_ids = frozenset(eos_ids)
         self._max_model_len = max_model_len
+        self._limit = f"the context is {max_model_len} tokens"
+        if capacities is not None and max_model_len == capacities.longest:
+            self._limit = (
+                f"the largest of kv_capacities is {capacities.largest} tokens, for those of the prompt and "
+                f"all but the last of the answer, a context of {max_model_len}"
+            )
 
     def requests(
         self,
@@ -69,8 +80,8 @@ class Admission:
         self._check_ids("prompt", ids)
         if len(ids) >= self._max_model_len:
             raise RequestError(
-                f"prompt has {len(ids)} tokens, but at most {self._max_model_len - 1} fit: the context is "
-                f"{self._max_model_len} tokens and one is needed for the answer",
+                f"prompt has {len(ids)} tokens, but at most {self._max_model_len - 1} fit: "
+                f"{self._limit} and one is needed for the answer",
                 param="prompt",
                 code="context_length_exceeded",
             )
@@ -92,7 +103,7 @@ class Admission:
         if params.max_tokens > room:
             raise RequestError(
                 f"max_tokens={params.max_tokens} is not allowed: the prompt has {prompt_length} tokens and "
-                f"the context {self._max_model_len}, which leaves {room}",
+                f"{self._limit}, which leaves {room}",
                 param="max_tokens",
                 code="context_length_exceeded",
             )

@@ -11,7 +11,7 @@ import torch
 from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
-from piecework.kvcache import page_bytes
+from piecework.kvcache import LayerShape, page_bytes
 from piecework.models.config import ModelConfig
 from piecework.quantization.choose import choose_reader, stated_reader
 from piecework.quantization.sizes import float_outline, weight_bytes
@@ -19,6 +19,7 @@ from piecework.runner.load import context_limit
 from piecework.runner.memory import plan_pages
 from piecework.runner.precision import settle
 from piecework.runner.programs import cache_dtype, layer_shapes
+from piecework.runner.static_settings import check_slots, check_strategy, choose_capacities
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
@@ -102,12 +103,11 @@ def fit(config: EngineConfig) -> Fit:
             _choice(config, model, checkpoint, other, form, device, free)
             for other, form in _others(checkpoint, device, dtype, quantization)
         ]
-        pages, reason = 1, None
+        tokens, reason = 0, None
         if asked.weight_bytes < free:
             layers = layer_shapes(float_outline(model, dtype))
             try:
-                kept = cache_dtype(config, dtype, device)
-                pages = plan_pages(layers, config, limit, kept, device, free - asked.weight_bytes)
+                tokens = _cache_tokens(config, layers, limit, dtype, device, free - asked.weight_bytes)
             except ConfigError as error:
                 reason = str(error)
     return Fit(
@@ -122,9 +122,27 @@ def fit(config: EngineConfig) -> Fit:
         page_size=config.cache.page_size,
         max_context=limit,
         wanted=load.max_model_len or config.cache.page_size,
-        cache_tokens=(pages - 1) * config.cache.page_size,
+        cache_tokens=tokens,
         reason=reason,
     )
+
+
+def _cache_tokens(
+    config: EngineConfig,
+    layers: list[LayerShape],
+    limit: int,
+    dtype: torch.dtype,
+    device: Device,
+    free: int,
+) -> int:
+    """Return the tokens that the KV cache would hold; raises ConfigError where it doesn't fit."""
+    check_strategy(config, device)
+    if config.cache.kv_strategy == "static":
+        capacities = choose_capacities(config, limit)
+        return check_slots(config, layers, capacities, dtype, free) * capacities.largest
+    kept = cache_dtype(config, dtype, device)
+    pages = plan_pages(layers, config, limit, kept, device, free)
+    return (pages - 1) * config.cache.page_size
 
 
 def _choice(

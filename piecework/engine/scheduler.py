@@ -7,6 +7,8 @@ When no page is free, the youngest request gives up its pages and waits again (p
 With prefix caching, a request begins behind the full pages that the tree knows of its tokens; its last
 token is always computed, since that gives the next one. Where a running request is about to compute the next
 page that a waiting one lacks, the latter waits for it.
+
+Over a static cache a page is a slot, which has room for the longest request: see sessions.py.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import NamedTuple
 
 from piecework.config import SchedulerConfig
 from piecework.engine.request import Request
+from piecework.engine.sessions import Sessions
 from piecework.kvcache import Node, PagePool, PrefixTree, pages_for
 from piecework.runner.batch import BatchItem, Span
 
@@ -56,12 +59,19 @@ class Scheduler:
     """
 
     def __init__(
-        self, config: SchedulerConfig, pool: PagePool, page_size: int, *, prefix_caching: bool = False
+        self,
+        config: SchedulerConfig,
+        pool: PagePool,
+        page_size: int,
+        *,
+        prefix_caching: bool = False,
+        static: bool = False,
     ) -> None:
         self._config = config
         self._page_size = page_size
         self._prefix_caching = prefix_caching
         self.tree = PrefixTree(pool, page_size)  # without prefix caching nothing enters it
+        self.sessions = Sessions(pool) if static else None
         self.waiting: OrderedDict[Request, None] = OrderedDict()
         self.running: OrderedDict[Request, None] = OrderedDict()
         self.preemptions = 0
@@ -83,7 +93,7 @@ class Scheduler:
 
     def keep(self, request: Request) -> None:
         """Make what a step computed of a request known to others."""
-        if self._prefix_caching:
+        if self._prefix_caching and self.sessions is None:
             branch = request.branch or self.tree.root
             request.branch = self.tree.extend(branch, request.tokens, request.pages, request.computed)
 
@@ -108,6 +118,12 @@ class Scheduler:
     def distrust(self, request: Request) -> None:
         """Let nobody use what a request has read or computed: there is something wrong with it."""
         self.tree.forget(request.pages)
+        self.lose(request)
+
+    def lose(self, request: Request) -> None:
+        """Keep nothing of a request whose step failed: its slot may be half written."""
+        if self.sessions is not None:
+            self.sessions.forget(request.pages)
 
     def schedule(self) -> list[Scheduled]:
         """Choose the next step; decoding requests come first, in order of arrival."""
@@ -143,6 +159,8 @@ class Scheduler:
     def _admit(self, request: Request, coming: set[tuple[Node, bytes]]) -> bool:
         """Give a request pages for all known tokens, if that leaves one for each running one to grow into."""
         tree, node = self.tree, self.tree.root
+        if self.sessions is not None:
+            return self._admit_to_slot(self.sessions, request)
         if self._may_reuse(request):
             node = request.branch = tree.find(request.branch, request.tokens, self._most_known(request))
             if coming and not coming.isdisjoint(self._next_page(request)):
@@ -164,6 +182,13 @@ class Scheduler:
             tree.hits += 1
             tree.hit_tokens += request.computed
         return True
+
+    def _admit_to_slot(self, sessions: Sessions, request: Request) -> bool:
+        admitted = sessions.admit(request, reuse=self._may_reuse(request))
+        if request.computed:
+            self.tree.hits += 1
+            self.tree.hit_tokens += request.computed
+        return admitted
 
     def _may_reuse(self, request: Request) -> bool:
         """Log probabilities of a prompt need all of its rows."""
@@ -199,12 +224,13 @@ class Scheduler:
                 return False
         return True
 
-    def restart(self, pool: PagePool, page_size: int) -> None:
+    def restart(self, pool: PagePool, page_size: int, *, static: bool = False) -> None:
         """Go on with another cache, in which there is nothing: what ran is computed again, first of all."""
         for request in reversed(list(self.running)):
             self._wait_again(request)
         self._page_size = page_size
         self.tree.restart(pool, page_size)
+        self.sessions = Sessions(pool) if static else None
 
     def _preempt(self, request: Request) -> None:
         self._wait_again(request)
@@ -220,6 +246,8 @@ class Scheduler:
         self.waiting.move_to_end(request, last=False)
 
     def _release(self, request: Request) -> None:
+        if self.sessions is not None:
+            self.sessions.release(request, keep=self._prefix_caching)
         self.tree.release(request.pages)
         request.pages = array("i")
         request.branch = None

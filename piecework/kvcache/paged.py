@@ -70,6 +70,11 @@ class PagedKVCache:
         self.value_scales = tuple(self._zeros(shape, SCALE_DTYPE) for shape in scaled)
 
     @property
+    def longest(self) -> int:
+        """The longest prompt plus output that it has room for."""
+        return (self.num_pages - 1) * self.page_size
+
+    @property
     def nbytes(self) -> int:
         """Bytes of all pages of all layers."""
         return sum(t[: self.num_pages].nbytes for t in self.tensors().values())

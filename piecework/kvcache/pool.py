@@ -47,6 +47,18 @@ class PagePool:
             self._references[page] = 1
         return pages
 
+    @property
+    def free_pages(self) -> tuple[int, ...]:
+        """The pages that nobody has."""
+        return tuple(self._free)
+
+    def claim(self, page: int) -> None:
+        """Give out one page, which must be free."""
+        if page not in self._free:
+            raise PageError(f"page {page} is not free")
+        self._free.remove(page)
+        self._references[page] = 1
+
     def references(self, page: int) -> int:
         """Return how many references to `page` there are."""
         return self._references[page]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import cast
 
 from piecework.errors import ConfigError, ModelError
 from piecework.quantization.compressed_tensors import CompressedTensorsReader
@@ -14,6 +15,7 @@ from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.safetensors import SafetensorsCheckpoint
+from piecework.weights.sharded import whole_of
 
 log = logging.getLogger("piecework.load")
 
@@ -51,9 +53,9 @@ def choose_reader(
 def _reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
     name = ALIASES.get(asked, asked)
     if name == "gguf":
-        if not isinstance(checkpoint, GgufCheckpoint):
+        if not isinstance(whole_of(checkpoint), GgufCheckpoint):
             raise ConfigError("quantization", asked, f"{checkpoint.where} is no GGUF file")
-        return checkpoint
+        return cast(GgufCheckpoint, checkpoint)  # or a rank's share, which offers the same
     stated = stated_reader(checkpoint)
     if stated is None:
         return _of_float(checkpoint, name, asked)
@@ -66,24 +68,26 @@ def _reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | Non
 def stated_reader(checkpoint: Checkpoint) -> CompressedTensorsReader | ModelSlimReader | None:
     """Return the reader of what the checkpoint says about itself; None: its weights are float."""
     config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
-    if isinstance(checkpoint, DummyCheckpoint):
+    whole = whole_of(checkpoint)
+    if isinstance(whole, DummyCheckpoint):
         if config:
             log.warning("%s: dummy weights are float; its quantization_config is ignored", checkpoint.where)
         return None
+    tensors = cast(SafetensorsCheckpoint, checkpoint)  # or a rank's share, which offers the same
     description = None
-    if isinstance(checkpoint, SafetensorsCheckpoint):
+    if isinstance(whole, SafetensorsCheckpoint):
         description = description_of(Path(checkpoint.where))
         if description is not None:
-            return ModelSlimReader(checkpoint, description)
+            return ModelSlimReader(tensors, description)
     if not config:
         return None
     method = config.get("quant_method") if isinstance(config, dict) else config
-    if method != "compressed-tensors" or not isinstance(checkpoint, SafetensorsCheckpoint):
+    if method != "compressed-tensors" or not isinstance(whole, SafetensorsCheckpoint):
         known = ", ".join(METHODS)
         raise ModelError(
             f"{checkpoint.where}: quantization_config.quant_method={method!r} is not supported: {known}"
         )
-    return CompressedTensorsReader(checkpoint, config)
+    return CompressedTensorsReader(tensors, config)
 
 
 def _of_float(checkpoint: Checkpoint, name: str, asked: str) -> Reader | None:

@@ -23,6 +23,7 @@ from piecework.quantization.targets import Target, find_targets, kept_float, tie
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import THREADS, Shapes, load_weights
+from piecework.weights.sharded import ShardedCheckpoint
 
 log = logging.getLogger("piecework.load")
 
@@ -58,7 +59,8 @@ def load_model(
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
         load_weights(model, checkpoint)
         return model
-    if isinstance(reader, GgufCheckpoint):
+    if isinstance(reader, GgufCheckpoint | ShardedCheckpoint):
+        # A rank's share offers the same.
         return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)

@@ -35,7 +35,14 @@ def fit_settings(settings: CompilationConfig, device: Device) -> tuple[Compilati
 
 
 def fit_cache(cache: CacheConfig, device: Device, *, strict: bool) -> tuple[CacheConfig, list[str]]:
-    """The same for the KV cache: its own precision where `device` has no attention over int8."""
-    if strict or cache.kv_cache_dtype == "auto" or device.int8_kv_cache:
+    """The same for the KV cache: its own precision where `device` has no attention over int8, and pages where
+    it has no other strategy.
+    """
+    if strict:
+        return cache, []
+    if cache.kv_strategy not in device.kv_strategies:
+        paged = replace(cache, kv_strategy="paged", kv_capacities=None, kv_slots=1, kv_transpose_values=False)
+        return paged, [f"kv_strategy={cache.kv_strategy}"]
+    if cache.kv_cache_dtype == "auto" or device.int8_kv_cache:
         return cache, []
     return replace(cache, kv_cache_dtype="auto"), [f"kv_cache_dtype={cache.kv_cache_dtype}"]

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from piecework.engine.outputs import Delta
 from piecework.sampling import SamplingParams
+from piecework.server.audit_metrics import audit_metrics
 from piecework.server.failover_metrics import failover_metrics
 from piecework.server.graph_metrics import graph_metrics
 from piecework.server.worker_metrics import worker_metrics
@@ -113,7 +114,16 @@ class _EngineCollector(Collector):
         for reason in sorted({"stop", "length", "abort", "error", *stats.finished}):
             ended.add_metric([reason], stats.finished.get(reason, 0))
         yield ended
+        moved = CounterMetricFamily(
+            "piecework_kv_moved_bytes",
+            "Bytes that a static KV cache moved in place",
+            labels=["move", "tensor"],
+        )
+        for name, count in stats.kv_moved_bytes.items():
+            moved.add_metric(name.split("."), count)
+        yield moved
         yield from failover_metrics(self._service)
+        yield from audit_metrics(self._service)
         yield from graph_metrics(self._service.graph_counters())
         yield from worker_metrics(self._service.workers())
         yield from self._profile()

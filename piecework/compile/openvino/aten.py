@@ -9,8 +9,9 @@ import openvino as ov
 from openvino import opset15 as opset
 
 from piecework.compile.openvino.convert import NotConvertedError, converter
-from piecework.compile.openvino.parts import ints, join, multiply, rank, reshape, scalar, sections
+from piecework.compile.openvino.parts import cast, ints, join, multiply, rank, reshape, scalar, sections
 from piecework.compile.openvino.parts import unsqueeze as add_dim
+from piecework.compile.openvino.tensors import TYPES
 
 
 def _like(x: Any, y: Any) -> Any:
@@ -104,6 +105,11 @@ def _permute(x: Any, dims: Sequence[int]) -> Any:
 @converter("aten::clone", "aten::contiguous", "aten::alias", "aten::detach")
 def _same(x: Any, *_: Any) -> Any:
     return x
+
+
+@converter("aten::_to_copy")
+def _to_copy(x: Any, dtype: Any, *_: Any) -> Any:
+    return x if dtype is None else cast(x, TYPES[dtype])
 
 
 @converter("aten::silu")

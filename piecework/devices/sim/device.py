@@ -36,7 +36,9 @@ class SimDevice(Device):
     torch_device = torch.device("cpu")
     op_order = ("sim", "reference")
     compilers = ("eager", "inductor", "dynamo")
+    collectives = "gloo"
     captures = True
+    kv_strategies = ("paged", "static")
 
     def __init__(
         self,
@@ -146,12 +148,12 @@ class SimDevice(Device):
 
     def notify(
         self,
-        point: Literal["compile", "capture", "step", "piece", "done"],
+        point: Literal["compile", "capture", "step", "piece", "done", "cache"],
         index: int,
         tensors: Sequence[Tensor] = (),
     ) -> None:
         """Let planned faults happen."""
         if point == "done":
             self.faults.after(index, tensors)
-        else:
+        elif point != "cache":
             self.faults.before(self.name, point, index)
