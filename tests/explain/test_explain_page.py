@@ -67,7 +67,7 @@ def test_the_page_draws_every_piece_and_hole(explained: Callable[..., Report]) -
     assert [kind[1] for kind in kinds if kind] == ["0", "1", "2", "1", "3", "0"]
     colors = [re.search(r"--c:([^;]+)", piece["style"] or "") for piece in pieces]
     assert len({found[1] for found in colors[:5] if found}) == 4, "a colour for each kind"
-    assert pieces[1]["title"] == "piece 1, like 1 other: 9 ops"
+    assert pieces[1]["title"] == "piece 1, like 1 other: 11 ops"
 
 
 def test_the_page_is_one_file_without_network_or_scripts(explained: Callable[..., Report]) -> None:
