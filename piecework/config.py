@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field, dataclass, field, fields, is_dataclass
+from dataclasses import Field, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard, TypeVar, get_type_hints
 
@@ -20,6 +20,7 @@ T = TypeVar("T")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEFAULT_COMPILATION = CompilationConfig()
 KV_CACHE_DTYPES = ("auto", "int8")
+LM_HEADS = ("auto", "float", "w8", "w8a8-dynamic")
 LOAD_FORMATS = ("auto", "safetensors", "gguf", "dummy")
 SCHEMES = ("w8a8-dynamic", "w8a8-static", "w8")
 QUANTIZATIONS = ("auto", "none", *SCHEMES, "w8a8_int8", "gguf", "compressed-tensors", "modelslim", "ascend")
@@ -71,6 +72,12 @@ class LoadConfig:
         "anywhere, none makes floats of them",
         flags=("-q",),
         choices=QUANTIZATIONS,
+    )
+    lm_head: str = setting(
+        "auto",
+        "the head of a model that is quantised as it is read, and with it an embedding that is tied to it; "
+        "auto is float",
+        choices=LM_HEADS,
     )
     max_model_len: int | None = setting(
         None, "longest prompt plus output, in tokens", flags=("--max-seq-len", "--context-length")
@@ -151,8 +158,23 @@ class DeviceConfig:
         "when another of several devices takes over: off is never, compile while starting, full always",
         choices=("off", "compile", "full"),
     )
+    standby: str = setting(
+        "cold",
+        "warm makes the next device ready in the background, with weights and KV cache of its own, so that "
+        "a failover costs only what is computed again",
+        choices=("cold", "warm"),
+    )
+    max_failover_seconds: float | None = setting(
+        None, "longest pause of a request whose device fails; past it, it ends with an error (default: any)"
+    )
+    isolate: bool = setting(
+        False, "run each device but the last in a process of its own, whose death or silence is a failure"
+    )
     inject_fault: str | None = setting(
         None, "plan a failure, to try failover: point=run,device=0,step=7,kind=error (docs/failover.md)"
+    )
+    place: str | None = setting(
+        None, "put pieces of the model on other devices by hand: 0:cpu,last:openvino:NPU (docs/failover.md)"
     )
     threads: int | None = setting(None, "CPU threads (default: one per core)")
 
@@ -161,6 +183,12 @@ class DeviceConfig:
         names = self.devices
         if not all(names) or len(set(names)) < len(names):
             raise ConfigError("device", self.device, "a device, or several with commas between, each once")
+        if len(names) > 1 and self.failover == "full":
+            return
+        for name, idle in (("standby", "cold"), ("max_failover_seconds", None), ("isolate", False)):
+            if getattr(self, name) != idle:
+                allowed = f"{idle}, since no device takes over: that needs several and failover=full"
+                raise ConfigError(name, getattr(self, name), allowed)
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -171,6 +199,33 @@ class DeviceConfig:
     def first(self) -> str:
         """The device that is tried first."""
         return self.devices[0]
+
+    def alone(self, name: str) -> DeviceConfig:
+        """Return the settings of one device, from which no other takes over."""
+        return replace(self, device=name, standby="cold", max_failover_seconds=None, isolate=False)
+
+
+@dataclass(frozen=True)
+class AuditConfig:
+    """Whether the device's numbers are compared with those of another one."""
+
+    audit_device: str | None = setting(
+        None, "a reference: audit steps by running them on this device too (docs/failover.md)"
+    )
+    audit_every: int = setting(16, "audit the first step that gives tokens, and each so manieth after it")
+    audit_threshold: float = setting(
+        0.05, "largest error that passes: root mean square over the range of the logits, of the worst row"
+    )
+    audit_policy: str = setting(
+        "switch",
+        "what a miss does: switch goes on with the reference for good, warn only says so",
+        choices=("switch", "warn"),
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        if self.audit_device is not None and ("," in self.audit_device or not self.audit_device.strip()):
+            raise ConfigError("audit_device", self.audit_device, "one device")
 
 
 @dataclass(frozen=True)
@@ -188,13 +243,21 @@ class WorkerConfig:
         "children with the whole model each; a request goes to the one with the fewest tokens to compute",
         flags=("--dp-size", "--dp", "-dp"),
     )
-    worker_start_timeout: float = setting(600.0, "seconds that a child gets to load the model")
-    worker_step_timeout: float = setting(300.0, "seconds without an answer until a child counts as hung")
+    start_timeout: float = setting(
+        300.0, "seconds that a child gets to start and load the model", flags=("--worker-start-timeout",)
+    )
+    compile_timeout: float = setting(600.0, "seconds that it gets beside that, to trace and compile it")
+    step_timeout: float | None = setting(
+        None,
+        "seconds without an answer until a child counts as hung (default: 10, or 20 times the median of "
+        "such steps where that is more)",
+        flags=("--worker-step-timeout",),
+    )
 
     def __post_init__(self) -> None:
         check(self)
-        for name in ("worker_start_timeout", "worker_step_timeout"):
-            if not 0 < getattr(self, name) < float("inf"):
+        for name in ("start_timeout", "compile_timeout", "step_timeout"):
+            if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ConfigError(name, getattr(self, name), "a number of seconds above 0")
         if self.data_parallel_size > 1 and self.workers == "inline":
             allowed = f"process or auto: data_parallel_size={self.data_parallel_size} is so many processes"
@@ -209,6 +272,7 @@ class EngineConfig:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
+    audit: AuditConfig = field(default_factory=AuditConfig)
     worker: WorkerConfig = field(default_factory=WorkerConfig)
     compilation_config: CompilationConfig = setting(  # noqa: RUF009 - it returns a field
         DEFAULT_COMPILATION, "how programs are made, as a JSON object (default: the device's choice)"
@@ -218,6 +282,8 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         check(self)
+        if self.device.isolate and self.worker.workers == "inline":
+            raise ConfigError("isolate", True, "false with workers=inline, which runs every device in here")
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:

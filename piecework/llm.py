@@ -67,6 +67,10 @@ class LLM:
         """Give the KV cache `pages` pages while requests run; see `Service.resize_kv`."""
         return self.service.resize_kv(pages)
 
+    def move_to(self, device: str) -> None:
+        """Go on with another device of the list while requests run; see `Service.move_to`."""
+        self.service.move_to(device)
+
     def close(self) -> None:
         """Stop the engine; what still runs ends as aborted."""
         self.service.close()

@@ -14,6 +14,7 @@ import torch
 
 from piecework.config import EngineConfig
 from piecework.devices.registry import device_class
+from piecework.engine.gaps import Pauses
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener
 from piecework.engine.resize import KVSize
@@ -21,6 +22,7 @@ from piecework.engine.routing import Router
 from piecework.engine.service import Observer, Service
 from piecework.engine.streams import stream_deltas
 from piecework.errors import ConfigError, EngineDeadError, QueueFullError
+from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.events import Event
 from piecework.profile import Profile, now
 from piecework.sampling import SamplingParams
@@ -38,9 +40,12 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
     """Return what child `rank` is loaded with: its own device, or its share of the host's threads.
 
     Raises:
-        ConfigError: there are several devices; a child that dies is started again on its own.
+        ConfigError: there are several devices, or one to audit with; a child that dies is started again on
+            its own.
     """
     size = config.worker.data_parallel_size
+    if config.audit.audit_device is not None:
+        raise ConfigError("audit_device", config.audit.audit_device, f"none where data_parallel_size={size}")
     if len(config.device.devices) > 1:
         raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
     threads = config.device.threads
@@ -215,6 +220,22 @@ class DataParallel:
     def failovers(self) -> tuple[Event, ...]:
         """Return nothing: a child that dies is started again where it was."""
         return ()
+
+    def pauses(self) -> Pauses:
+        """Return nothing, as there are no moves."""
+        return Pauses()
+
+    def standby(self) -> dict[str, Any] | None:
+        """Return None: there is no next device."""
+        return None
+
+    def audit(self) -> AuditReport | None:
+        """Return None: nothing is audited."""
+        return None
+
+    def move_to(self, device: str) -> None:
+        """Refused, as for a list of one device: the one in use is nothing to do, any other a RequestError."""
+        self._services[0].move_to(device)
 
     def health(self) -> dict[str, Any]:
         """Return status, devices, workers and events as `Service.health` does; `worker` names whose it is.

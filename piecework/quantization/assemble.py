@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from piecework.layers.int8 import Int8Linear, StaticInput, W8A8Linear, W8Linear
+from piecework.layers.embedding import Embedding
+from piecework.layers.int8 import Int8Embedding, Int8Linear, StaticInput, W8A8Linear, W8Linear
 from piecework.quantization.numerics import covering, offset_bias
 from piecework.quantization.reader import Int8Shard, Reader
 from piecework.quantization.targets import Target
@@ -18,7 +19,7 @@ log = logging.getLogger("piecework.load")
 
 def read_target(
     target: Target, reader: Reader, *, dtype: torch.dtype, device: torch.device, with_bias: bool = True
-) -> Int8Linear:
+) -> Int8Linear | Int8Embedding:
     """Read a target's parts, each straight into its rows of one int8 weight.
 
     `with_bias` is the seam for layers whose inputs are split between ranks (row-parallel): their results
@@ -30,6 +31,8 @@ def read_target(
     shards = [
         reader.read(part.linear, view, target.bias) for part, view in zip(target.parts, parts, strict=True)
     ]
+    if isinstance(target.module, Embedding):
+        return Int8Embedding(weight, shards[0].scale, dtype=dtype, weight_only=target.scheme == "w8")
     sizes = tuple(part.count for part in target.parts)
     sizes = getattr(target.module, "sizes", sizes)
     bias = _bias(shards, parts, dtype)

@@ -22,7 +22,9 @@ METHODS = {"compressed-tensors": CompressedTensorsReader, "modelslim": ModelSlim
 ALIASES = {"ascend": "modelslim", "w8a8_int8": "w8a8-dynamic"}
 
 
-def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
+def choose_reader(
+    checkpoint: Checkpoint, asked: str, lm_head: str = "auto"
+) -> Reader | GgufCheckpoint | None:
     """Return the reader of a checkpoint's int8 weights; None: it is float and stays so.
 
     A GGUF file whose blocks shall stay as they are is its own reader.
@@ -30,11 +32,23 @@ def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint
     Args:
         asked: `auto` (what the checkpoint is, blocks as floats), `none`, a scheme or a format, see
             `LoadConfig.quantization`.
+        lm_head: how a head is quantised as it is read, see `LoadConfig.lm_head`.
 
     Raises:
         ModelError: the checkpoint is quantised in a way that isn't read.
         ConfigError: what is asked contradicts what the checkpoint is; names both.
     """
+    reader = _reader(checkpoint, asked)
+    if lm_head in ("auto", "float"):
+        return reader
+    if not isinstance(reader, FloatReader):
+        allowed = f"auto or float, since {checkpoint.where} is not made int8 as it is read"
+        raise ConfigError("lm_head", lm_head, allowed)
+    reader.head = "w8" if lm_head == "w8" else "w8a8-dynamic"
+    return reader
+
+
+def _reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
     name = ALIASES.get(asked, asked)
     if name == "gguf":
         if not isinstance(checkpoint, GgufCheckpoint):

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from piecework.layers.int8 import Int8Linear
+from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.parameter import deferred_parameters, materialise
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
@@ -19,7 +19,7 @@ from piecework.quantization.dequantise import Dequantised
 from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.on_load import FloatReader
 from piecework.quantization.reader import Reader
-from piecework.quantization.targets import Target, find_targets, kept_float
+from piecework.quantization.targets import Target, find_targets, kept_float, tied_head
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import THREADS, Shapes, load_weights
@@ -28,13 +28,16 @@ log = logging.getLogger("piecework.load")
 
 
 def int8_targets(model: CausalLM, checkpoint: Checkpoint, reader: Reader) -> list[Target]:
-    """List the linears of a float model that become int8. Raises ModelError as `find_targets` does."""
+    """List the layers of a float model that become int8. Raises ModelError as `find_targets` does."""
     if isinstance(reader, FloatReader):
         reader.exclude(kept_float(model))
     offered = set(checkpoint.names())
-    return find_targets(
+    found = find_targets(
         model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
     )
+    if isinstance(reader, FloatReader) and model.lm_head is None:
+        found += tied_head(model, reader)
+    return found
 
 
 def load_model(
@@ -74,7 +77,7 @@ def load_model(
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
     load_weights(model, rest, taken)
 
-    def read(target: Target) -> Int8Linear:
+    def read(target: Target) -> Int8Linear | Int8Embedding:
         return read_target(target, reader, dtype=dtype, device=device)
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:

@@ -100,7 +100,7 @@ def load(
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
             dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
-            reader = choose_reader(checkpoint, quantization)
+            reader = choose_reader(checkpoint, quantization, options.lm_head)
             cache_dtype(config, dtype, device)  # refuses one that the device lacks
             limit = context_limit(options.max_model_len, model_config)
             recipe = make_recipe(config, device, model_config, dtype, limit, spares)

@@ -29,6 +29,7 @@ from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
+from piecework.runner.placing import check_placed
 from piecework.runner.recipe import HeadPasses, Recipe
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ def make_programs(
     if settings.whole_program:  # prefill, and decode of other sizes, still run in pieces
         settings = settings.with_changes(splitting_ops=DEFAULT_SPLITTING_OPS)
     counters, head_counters = Counters(), Counters()
-    keeps = stored and not recipe.guards_runs
+    keeps = stored and not recipe.guards_runs and not recipe.places
     store = _store(model, config, device, cache_dir) if keeps else None
     body = store.load("body", model, counters) if store else None
     head = store.load("head", model, head_counters) if store else None
@@ -135,16 +136,19 @@ def make_programs(
         from piecework.graph.build import Options, build_head_program, build_program
 
         passes = recipe.passes(model)
-        made = Options(device, settings, passes, recipe.compiler, counters, profile, cache_dir)
+        compiler = recipe.compiler_of("body")
+        made = Options(device, settings, passes, compiler, counters, profile, cache_dir)
         if body is None:
             body = build_program(model, made)
             if store:
                 store.save("body", body, model, counters)
         if head is None:
             made = replace(made, passes=HeadPasses(passes), counters=head_counters)
+            made = replace(made, compiler=recipe.compiler_of("head"))
             head = build_head_program(model, made)
             if store:
                 store.save("head", head, model, head_counters)
+    check_placed(recipe.places, {"body": body.opaque_reason, "head": head.opaque_reason})
     if any(getattr(piece, "moved", False) for piece in (*body.pieces, *head.pieces)):
         if device.captures:
             log.warning("nothing is captured on %s: a piece runs on another device", device.name)
@@ -158,9 +162,9 @@ def make_programs(
         table_width=pages_for(max_len, config.cache.page_size),
     )
     chain = make_chain(body, device, settings.chain, cache_dtype(config, model.dtype, device))
-    compiler = recipe.compiler if choices.whole_sizes else None
+    whole = recipe.compiler if choices.whole_sizes else None
     programs = Programs(
-        model, body, head, device, choices, buffers, counters, head_counters, config, chain, compiler
+        model, body, head, device, choices, buffers, counters, head_counters, config, chain, whole
     )
     if device.captures and not choices.whole_sizes:
         with profile.time("capture.plan"):

@@ -39,11 +39,19 @@ class Runner:
             with profile.time("capture"):
                 self.graphs.capture(programs.plan)
         self._counters = {"body": programs.counters, "head": programs.head_counters}
+        self._closed = False
         self._teller = StepTeller(programs) if debug.level() >= LAYER else None
 
-    @torch.inference_mode()
     def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
         """Run one step; the result has an entry per item, in the same order."""
+        return self.examine(items)[0]
+
+    @torch.inference_mode()
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step as `execute` does, and return the logits too: a row per item that draws, [R, V].
+
+        They may be overwritten by the next step; None where nothing is drawn.
+        """
         start = now()
         phase: Phase = "decode" if all(item.span.length == 1 for item in items) else "prefill"
         with self.profile.time(f"{phase}.prepare"):
@@ -57,6 +65,9 @@ class Runner:
                 inputs.metadata,
                 [inputs.starts[i + 1] - 1 for i in drawing],
             )
+            if self.device.watches_cache:
+                pages = self.cache.num_pages
+                self.device.notify("cache", 0, [t[:pages] for t in self.cache.tensors().values()])
             self.device.synchronize()
         if self._teller is not None:
             self._teller.tell(phase, len(items), inputs.input_ids.shape[0], now() - start)
@@ -72,7 +83,7 @@ class Runner:
                     rows = hidden[start : start + len(item.prompt_targets)]
                     scored = self._score(rows, item.prompt_targets, item.prompt_top)
                     results[i] = results[i]._replace(prompt_logprobs=scored)
-        return results
+        return results, logits
 
     @property
     def dtype(self) -> str:
@@ -89,7 +100,13 @@ class Runner:
         return {name: counters.snapshot() for name, counters in self._counters.items()}
 
     def close(self) -> None:
-        """Give graphs, cache and weights back to the device; the runner can't be used after that."""
+        """Give graphs, cache and weights back to the device; a second call does nothing.
+
+        The runner can't be used after that.
+        """
+        if self._closed:
+            return
+        self._closed = True
         try:
             self.graphs.release()
         except Exception as error:  # of a device that is lost; what it held is lost, too

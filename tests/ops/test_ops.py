@@ -42,6 +42,7 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
         "split_qkv_rmsnorm_rope": (qkv, *turn, torch.randn(8), torch.randn(8), 1e-5, 6, 2),
         "linear_w8a8": w8a8,
         "linear_w8": (x, int8_weight, scale, torch.randn(7)),
+        "embedding_int8": (torch.randint(0, 7, (tokens,)), int8_weight, scale, torch.bfloat16),
         "linear_blocks": (torch.randn(tokens, 64), blocks, 9, torch.randn(9)),
         "linear_block_parts": (
             torch.randn(tokens, 64),

@@ -146,12 +146,12 @@ class SimDevice(Device):
 
     def notify(
         self,
-        point: Literal["compile", "capture", "step", "piece", "done"],
+        point: Literal["compile", "capture", "step", "piece", "done", "cache"],
         index: int,
         tensors: Sequence[Tensor] = (),
     ) -> None:
         """Let planned faults happen."""
         if point == "done":
             self.faults.after(index, tensors)
-        else:
+        elif point != "cache":
             self.faults.before(self.name, point, index)

@@ -46,12 +46,15 @@ class ServingHost:
         step = decode(self._steps.Step, body)
         self._profile.enabled = step.profiled
         try:
-            results = self._runner.execute(self._reader.read(step))
+            results, logits = self._runner.examine(self._reader.read(step))
         except Exception as error:  # other processes don't know all classes that mean that a device failed
             if isinstance(error, DeviceError) or not self._is_device_error(error, "run"):
                 raise
             raise DeviceError(self._runner.device.name, "run", str(error)) from error
-        return encode(self._steps.StepResult(results, self._times() if step.profiled else {}))
+        rows = b""
+        if step.examined and logits is not None:
+            rows = logits.float().cpu().contiguous().numpy().tobytes()
+        return encode(self._steps.StepResult(results, self._times() if step.profiled else {}, rows))
 
     def _times(self) -> dict[str, float]:
         """Seconds by stage since the last time."""

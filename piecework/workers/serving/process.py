@@ -8,14 +8,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from piecework.config import EngineConfig
 from piecework.errors import ConfigError, DeviceError, WorkerLostError
-from piecework.profile import Profile
+from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult
 from piecework.runner.load import Loaded, load_front
 from piecework.workers.process.messages import decode, encode, need_msgspec
 from piecework.workers.process.process import Plan
 from piecework.workers.process.supervisor import Supervisor
+from piecework.workers.serving.deadlines import Deadlines
 from piecework.workers.serving.runner import Context, Shape
 from piecework.workers.serving.steps import ServingInfo, ServingOptions, StepResult, StepWriter
 
@@ -86,6 +90,7 @@ class ProcessRunner:
         self._shape: Shape | None = None
         self._counters: dict[str, dict[str, int]] = {}
         self._writer = self._new_writer()
+        self._deadlines = Deadlines(config.worker.step_timeout, config.worker.start_timeout)
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
 
     def start(self) -> None:
@@ -134,20 +139,36 @@ class ProcessRunner:
         Raises:
             WorkerLostError: the child died, or is not there; its KV cache is gone.
         """
+        return self._step(items).results
+
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step in the child, and fetch the logits [R, V] of the items that draw; see `execute`."""
+        result = self._step(items, examined=True)
+        drawing = sum(item.sampling is not None for item in items)
+        if not drawing:
+            return result.results, None
+        rows = torch.frombuffer(bytearray(result.logits), dtype=torch.float32)
+        return result.results, rows.view(drawing, -1)
+
+    def _step(self, items: Sequence[BatchItem], examined: bool = False) -> StepResult:
         child = self._supervisor.child
         if child is None or self.lost:
             raise self._lost()
+        rows = sum(len(item.token_ids) for item in items)
+        begin = now()
         try:
-            body = encode(self._writer.write(items, self.profile.enabled))
-            answer = child.call("step", body, timeout=self._config.worker.worker_step_timeout).result()
+            step = self._writer.write(items, self.profile.enabled)
+            body = encode(step._replace(examined=examined))
+            answer = child.call("step", body, timeout=self._deadlines.seconds(rows)).result()
             result = decode(StepResult, answer)
         except BaseException:
             self._writer = self._new_writer()  # whatever the other end has understood
             raise
+        self._deadlines.took(rows, now() - begin)
         self._supervisor.worked()
         for name, seconds in result.times.items():
             self.profile.add_time(name, seconds)
-        return result.results
+        return result
 
     def take_loss(self) -> str | None:
         """Say, once, why everything in the KV cache is gone; None where nothing happened."""
@@ -205,7 +226,8 @@ class ProcessRunner:
             settings |= {"num_pages": self._shape.num_pages, "kv_cache_memory": None}
             settled = self._shape.settled
         options = encode(ServingOptions(settings, self.device.name, settled))
-        return Plan(self.name, self._target, options, self._config.worker.worker_start_timeout)
+        worker = self._config.worker
+        return Plan(self.name, self._target, options, worker.start_timeout + worker.compile_timeout)
 
     def _take_info(self, info: bytes) -> None:
         found = decode(ServingInfo, info)

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from piecework.config import EngineConfig
 from piecework.devices.registry import device_class
 from piecework.profile import Profile
@@ -113,12 +115,20 @@ class StepRunner(Protocol):
         """Run one step; the result has an entry per item, in the same order."""
         ...
 
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step, and return the logits [R, V] of the items that draw, too."""
+        ...
+
 
 def place(config: EngineConfig, name: str) -> str:
     """Return where steps on the device `name` run, `inline` or `process`; `auto` is what its kind wants.
+
+    Isolated devices have a process each, but for the last: nobody would go on where that one fails.
 
     Raises ConfigError for an unknown device.
     """
     if config.worker.workers != "auto":
         return config.worker.workers
+    if config.device.isolate and name != config.device.devices[-1]:
+        return "process"
     return device_class(name.partition(":")[0], name).workers

@@ -44,19 +44,24 @@ class Item(NamedTuple):
 class Step(NamedTuple):
     """What a worker is asked for: new parameters and their places first, then the items.
 
-    `profiled`: the stages' times are wanted.
+    `profiled`: the stages' times are wanted; `examined`: the logits are.
     """
 
     params: list[tuple[int, SamplingParams]]
     items: list[Item]
     profiled: bool
+    examined: bool = False
 
 
 class StepResult(NamedTuple):
-    """What a worker answers: an entry per item, and seconds by stage where they were wanted."""
+    """What a worker answers: an entry per item, and seconds by stage where they were wanted.
+
+    `logits`, where they were wanted, are float32: a row for each item that draws.
+    """
 
     results: list[ItemResult]
     times: dict[str, float]
+    logits: bytes = b""
 
 
 class ServingOptions(NamedTuple):
