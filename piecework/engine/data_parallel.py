@@ -22,6 +22,7 @@ from piecework.engine.routing import Router
 from piecework.engine.service import Observer, Service
 from piecework.engine.streams import stream_deltas
 from piecework.errors import ConfigError, EngineDeadError, QueueFullError
+from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.events import Event
 from piecework.profile import Profile, now
 from piecework.sampling import SamplingParams
@@ -39,15 +40,14 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
     """Return what child `rank` is loaded with: its own device, or its share of the host's threads.
 
     Raises:
-        ConfigError: there are several devices, as a child that dies is started again on its own; or audits,
-            which one engine has.
+        ConfigError: there are several devices, or one to audit with; a child that dies is started again on
+            its own.
     """
     size = config.worker.data_parallel_size
+    if config.audit.audit_device is not None:
+        raise ConfigError("audit_device", config.audit.audit_device, f"none where data_parallel_size={size}")
     if len(config.device.devices) > 1:
         raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
-    if config.audit.audit_device is not None:
-        allowed = f"none where data_parallel_size={size}"
-        raise ConfigError("audit_device", config.audit.audit_device, allowed)
     threads = config.device.threads
     if threads is None:  # each would take all
         threads = max(1, torch.get_num_threads() // size)
@@ -222,17 +222,19 @@ class DataParallel:
         return ()
 
     def pauses(self) -> Pauses:
-        """Return none, as there are no failovers."""
+        """Return nothing, as there are no moves."""
         return Pauses()
 
-    def standby(self) -> None:
-        """Nothing stands by."""
+    def standby(self) -> dict[str, Any] | None:
+        """Return None: there is no next device."""
+        return None
 
-    def audit(self) -> None:
-        """Nothing is audited."""
+    def audit(self) -> AuditReport | None:
+        """Return None: nothing is audited."""
+        return None
 
     def move_to(self, device: str) -> None:
-        """Refused, as there are no other devices in the list."""
+        """Refused, as for a list of one device: the one in use is nothing to do, any other a RequestError."""
         self._services[0].move_to(device)
 
     def health(self) -> dict[str, Any]:

@@ -26,9 +26,8 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
     reference = service.config.audit.audit_device
     in_use = service.device_name.split(",")  # children of one service may have one each
-    for device in dict.fromkeys(
-        (*service.config.device.devices, *in_use, *((reference,) if reference else ()))
-    ):
+    known = (*service.config.device.devices, *((reference,) if reference else ()), *in_use)
+    for device in dict.fromkeys(known):
         active.add_metric([device], float(device in in_use))
     yield active
     what = "Moves from a device that failed, or that an operator asked for"

@@ -187,6 +187,8 @@ def test_children_share_the_threads_and_have_a_device_each():
     assert child_config(many, 0).device.threads == 1
     with pytest.raises(ConfigError, match="device='cuda,cpu' is not allowed: one device where"):
         child(0, device="cuda,cpu")
+    with pytest.raises(ConfigError, match="audit_device='cpu' is not allowed: none where"):
+        child(0, device="sim", audit_device="cpu")
     with pytest.raises(ConfigError, match="workers='inline' is not allowed: process or auto"):
         EngineConfig.from_flat({"workers": "inline", "data_parallel_size": 2})
     with pytest.raises(ConfigError, match="data_parallel_size=2 is not allowed: 1 where one engine"):
