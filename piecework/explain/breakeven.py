@@ -52,8 +52,10 @@ def measure(programs: Programs, sizes: Sequence[int]) -> list[tuple[int, float, 
     dtype = cache_dtype(programs.config, model.dtype, device)
     cache = PagedKVCache(layer_shapes(model), pages + 1, page_size, dtype, device)
     aside = replace(programs, counters=Counters(), head_counters=Counters())
-    eager = replace(aside, options=CaptureOptions("eager", "eager")).graphs(cache)
-    captured = replace(aside, options=CaptureOptions("eager", "piecewise", (), tuple(sizes))).graphs(cache)
+    eager = replace(aside, options=CaptureOptions("eager", "eager")).paged_graphs(cache)
+    captured = replace(aside, options=CaptureOptions("eager", "piecewise", (), tuple(sizes))).paged_graphs(
+        cache
+    )
     captured.capture(CapturePlan({"piecewise": tuple(sizes)}, len(sizes) * programs.body.num_pieces, None))
     measured = []
     try:

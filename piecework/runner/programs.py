@@ -73,7 +73,7 @@ class Programs:
         """Return a runner of these programs over `cache`; nothing is captured yet."""
         if isinstance(cache, StaticKVCache):
             return self._static(cache)
-        return self._over_pages(cache)
+        return self.paged_graphs(cache)
 
     def _static(self, cache: StaticKVCache) -> StaticSteps:
         from piecework.runner.static import StaticSteps  # it needs the tracer
@@ -83,7 +83,8 @@ class Programs:
         context = CompileContext(self.device, counters=self.counters)
         return StaticSteps(self.body, head, self.compiler, context, self.model.attention_specs, cache)
 
-    def _over_pages(self, cache: PagedKVCache) -> GraphRunner:
+    def paged_graphs(self, cache: PagedKVCache) -> GraphRunner:
+        """Return the runner over a paged cache."""
         settings = self.config.compilation_config
         return GraphRunner(
             self.body,
@@ -211,7 +212,7 @@ def _plan(programs: Programs) -> None:
     layers = layer_shapes(programs.model)
     dtype = cache_dtype(programs.config, programs.model.dtype, programs.device)
     page_size = programs.config.cache.page_size
-    graphs = programs._over_pages(PagedKVCache(layers, 2, page_size, dtype, programs.device))
+    graphs = programs.paged_graphs(PagedKVCache(layers, 2, page_size, dtype, programs.device))
     if graphs.wishes:
         programs.cost = measure(graphs)
         budget = int(programs.device.free_memory() * _GRAPH_SHARE)
