@@ -1,5 +1,6 @@
 # make run   answer a question with the default model
-# make test  everything that has to hold before a change lands
+# make test  everything that has to hold before a change lands; `make slow` adds what takes long
+# make soak  starts and ends child processes a thousand times; in no CI
 #
 # Both make .venv at the first call. PIP_FLAGS goes to pip, PROMPT to the model.
 
@@ -16,7 +17,7 @@ CHECKED := piecework tests tools benchmarks
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help run test slow lint format clean
+.PHONY: help run test slow soak lint format clean
 
 help:
 	@sed -n 's/^# \?//p;/^$$/q' Makefile
@@ -30,6 +31,9 @@ test: lint
 
 slow: $(VENV)/.installed-dev
 	$(BIN)/pytest -m "slow and not gpu and not npu" --timeout 1500 $(SIDE_BY_SIDE) --dist worksteal
+
+soak: $(VENV)/.installed-dev
+	$(BIN)/pytest -m "soak and not gpu and not npu" --timeout 3600
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check $(CHECKED)

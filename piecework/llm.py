@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any
 
 from piecework.config import EngineConfig
+from piecework.engine.data_parallel import make_service
 from piecework.engine.offline import run_requests
 from piecework.engine.outputs import Delta
 from piecework.engine.resize import KVSize
 from piecework.engine.result import Result
-from piecework.engine.service import Service
 from piecework.errors import RequestError
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
@@ -32,7 +32,7 @@ class LLM:
     def __init__(self, model: str | None = None, **settings: Any) -> None:
         if model is not None:
             settings["model"] = model
-        self.service = Service(EngineConfig.from_flat(settings))
+        self.service = make_service(EngineConfig.from_flat(settings))
 
     def generate(
         self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **changes: Any
@@ -66,6 +66,10 @@ class LLM:
     def resize_kv(self, pages: int) -> KVSize:
         """Give the KV cache `pages` pages while requests run; see `Service.resize_kv`."""
         return self.service.resize_kv(pages)
+
+    def move_to(self, device: str) -> None:
+        """Go on with another device of the list while requests run; see `Service.move_to`."""
+        self.service.move_to(device)
 
     def close(self) -> None:
         """Stop the engine; what still runs ends as aborted."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import logging
 import os
 
@@ -12,7 +14,8 @@ from torch import Tensor
 
 # Workers that run side by side share the cores; more threads than cores would wait for each other.
 if "PYTEST_XDIST_WORKER" in os.environ:
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for processes that tests start
+    torch.set_num_threads(1)  # torch read the variable when it was imported
 
 # A test gives the same verdict each time. `pytest --hypothesis-profile explore` looks for new examples.
 hypothesis.settings.register_profile("repeat", derandomize=True)
@@ -38,6 +41,15 @@ class TorchRandom:
 
 TORCH_RANDOM = TorchRandom()  # hypothesis holds it weakly
 hypothesis.register_random(TORCH_RANDOM)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays, so the collector looks at none of it: it would at every `gc.collect`."""
+    if "PYTEST_XDIST_WORKER" in os.environ:  # its tests come to these, one file alone may not
+        for name in ("torch._dynamo", "transformers.models.auto.modeling_auto"):
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

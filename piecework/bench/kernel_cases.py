@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +26,10 @@ Run = Callable[[], Any]
 class Case:
     """One fused op on one set of inputs.
 
-    `sequences` map what a sequence is made of to the sequence. `nbytes` are read and written by the fused
-    op at least once: its arguments (of the rotary table the rows used) and its results.
+    `sequences` map what a sequence is made of to the sequence; they and `fused` give the same tensors as
+    `reference`, views that a program takes beside the op among them. `nbytes` are read and written by the
+    fused op at least once: its arguments (of the rotary table the rows used, of a projection what it turns)
+    and its results.
     """
 
     op: str
@@ -86,28 +88,38 @@ class Chosen:
         return self.choose(name, *args).run(*args)
 
 
-def _add_rms_norm(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+class _Work(NamedTuple):
+    """Arguments of a fused op, the sequences that it replaces, and the view that stays beside it."""
+
+    args: tuple[Any, ...]
+    sequences: dict[str, Run]
+    values: Callable[[], Tensor] | None = None
+
+
+def _add_rms_norm(x: Inputs, call: Chosen) -> _Work:
     args = (x.rows(x.hidden), x.rows(x.hidden), x.weight(x.hidden), EPS)
 
     def apart() -> Result:
         total = args[0] + args[1]
         return call("rms_norm", total, *args[2:]), total
 
-    return args, {"add, rms_norm": apart}
+    return _Work(args, {"add, rms_norm": apart})
 
 
-def _rms_norm_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _rms_norm_quant(x: Inputs, call: Chosen) -> _Work:
     norm, scales = (x.rows(x.hidden), x.weight(x.hidden), EPS), x.scale(4.0)
     apart = lambda: (call("quantize", call("rms_norm", *norm), *scales),)  # noqa: E731
-    return (*norm, *scales), {"rms_norm, quantize": apart}
+    return _Work((*norm, *scales), {"rms_norm, quantize": apart})
 
 
-def _rms_norm_dynamic_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _rms_norm_dynamic_quant(x: Inputs, call: Chosen) -> _Work:
     args = (x.rows(x.hidden), x.weight(x.hidden), EPS)
-    return args, {"rms_norm, dynamic_quantize": lambda: call("dynamic_quantize", call("rms_norm", *args))}
+    return _Work(
+        args, {"rms_norm, dynamic_quantize": lambda: call("dynamic_quantize", call("rms_norm", *args))}
+    )
 
 
-def _add_rms_norm_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _add_rms_norm_quant(x: Inputs, call: Chosen) -> _Work:
     norm, scales = (x.rows(x.hidden), x.rows(x.hidden), x.weight(x.hidden), EPS), x.scale(4.0)
 
     def apart() -> Result:
@@ -118,10 +130,10 @@ def _add_rms_norm_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[
         y, total = call("add_rms_norm", *norm)
         return call("quantize", y, *scales), total
 
-    return (*norm, *scales), {"add, rms_norm, quantize": apart, "add_rms_norm, quantize": half}
+    return _Work((*norm, *scales), {"add, rms_norm, quantize": apart, "add_rms_norm, quantize": half})
 
 
-def _add_rms_norm_dynamic_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _add_rms_norm_dynamic_quant(x: Inputs, call: Chosen) -> _Work:
     args = (x.rows(x.hidden), x.rows(x.hidden), x.weight(x.hidden), EPS)
 
     def apart() -> Result:
@@ -134,19 +146,19 @@ def _add_rms_norm_dynamic_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...
         q, scale = call("dynamic_quantize", y)
         return q, total, scale
 
-    return args, {"add, rms_norm, dynamic_quantize": apart, "add_rms_norm, dynamic_quantize": half}
+    return _Work(args, {"add, rms_norm, dynamic_quantize": apart, "add_rms_norm, dynamic_quantize": half})
 
 
-def _silu_mul_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _silu_mul_quant(x: Inputs, call: Chosen) -> _Work:
     gate, scales = x.rows(2 * x.hidden), x.scale(6.0)
     apart = lambda: (call("quantize", call("silu_and_mul", gate), *scales),)  # noqa: E731
-    return (gate, *scales), {"silu_and_mul, quantize": apart}
+    return _Work((gate, *scales), {"silu_and_mul, quantize": apart})
 
 
-def _silu_mul_dynamic_quant(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _silu_mul_dynamic_quant(x: Inputs, call: Chosen) -> _Work:
     gate = x.rows(2 * x.hidden)
     apart = lambda: call("dynamic_quantize", call("silu_and_mul", gate))  # noqa: E731
-    return (gate,), {"silu_and_mul, dynamic_quantize": apart}
+    return _Work((gate,), {"silu_and_mul, dynamic_quantize": apart})
 
 
 @dataclass(frozen=True)
@@ -167,10 +179,14 @@ class _Heads:
         return cls(dim, queries, keys)
 
     def split(self, qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Views of qkv, as a program cuts it."""
-        heads = qkv.view(-1, self.queries + 2 * self.keys, self.dim)
-        q, k, v = heads.split((self.queries, self.keys, self.keys), 1)
-        return q, k, v
+        """Views of qkv, as a program cuts it without the fused op."""
+        q, k, v = qkv.split([self.queries * self.dim, self.keys * self.dim, self.keys * self.dim], -1)
+        q, k = q.view(-1, self.queries, self.dim), k.view(-1, self.keys, self.dim)
+        return q, k, v.view(-1, self.keys, self.dim)
+
+    def values(self, qkv: Tensor) -> Tensor:
+        """The last of these views, as a program takes it beside the fused op."""
+        return qkv.view(-1, self.queries + 2 * self.keys, self.dim)[:, self.queries + self.keys :]
 
 
 def _rope_inputs(x: Inputs) -> tuple[_Heads, Tensor, Tensor, Tensor]:
@@ -181,7 +197,7 @@ def _rope_inputs(x: Inputs) -> tuple[_Heads, Tensor, Tensor, Tensor]:
     return heads, qkv, positions, x.on_device(torch.cat((angles.cos(), angles.sin()), -1))
 
 
-def _split_qkv_rope(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _split_qkv_rope(x: Inputs, call: Chosen) -> _Work:
     heads, qkv, positions, table = _rope_inputs(x)
 
     def apart() -> Result:
@@ -189,10 +205,11 @@ def _split_qkv_rope(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str,
         q, k = call("rotary", positions, q, k, table)
         return q, k, v
 
-    return (qkv, positions, table, heads.queries, heads.keys), {"split, rotary": apart}
+    args = (qkv, positions, table, heads.queries, heads.keys)
+    return _Work(args, {"split, rotary": apart}, lambda: heads.values(qkv))
 
 
-def _split_qkv_rmsnorm_rope(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], dict[str, Run]]:
+def _split_qkv_rmsnorm_rope(x: Inputs, call: Chosen) -> _Work:
     heads, qkv, positions, table = _rope_inputs(x)
     weights = x.weight(heads.dim), x.weight(heads.dim)
 
@@ -203,10 +220,10 @@ def _split_qkv_rmsnorm_rope(x: Inputs, call: Chosen) -> tuple[tuple[Any, ...], d
         return q, k, v
 
     args = (qkv, positions, table, *weights, EPS, heads.queries, heads.keys)
-    return args, {"split, rms_norm, rms_norm, rotary": apart}
+    return _Work(args, {"split, rms_norm, rms_norm, rotary": apart}, lambda: heads.values(qkv))
 
 
-_MAKERS: dict[str, Callable[[Inputs, Chosen], tuple[tuple[Any, ...], dict[str, Run]]]] = {
+_MAKERS: dict[str, Callable[[Inputs, Chosen], _Work]] = {
     "add_rms_norm": _add_rms_norm,
     "rms_norm_quant": _rms_norm_quant,
     "rms_norm_dynamic_quant": _rms_norm_dynamic_quant,
@@ -224,16 +241,22 @@ OPS = tuple(_MAKERS)
 def make_case(op: str, inputs: Inputs) -> Case:
     """Make the case of one op of `OPS`."""
     call = Chosen(inputs.device.op_order)
-    args, sequences = _MAKERS[op](inputs, call)
+    args, sequences, values = _MAKERS[op](inputs, call)
     chosen = call.choose(op, *args)
-    reference = ops.get(op).reference
+
+    def beside(run: Callable[..., Any]) -> Run:
+        if values is None:
+            return lambda: run(*args)
+        return lambda: (*run(*args), values())
+
+    moved = _nbytes(args, inputs.tokens) + _nbytes(as_tensors(chosen.run(*args)), inputs.tokens)
     return Case(
         op=op,
         implementation=chosen.name,
-        fused=lambda: chosen.run(*args),
-        reference=lambda: reference(*args),
+        fused=beside(chosen.run),
+        reference=beside(ops.get(op).reference),
         sequences=sequences,
-        nbytes=_nbytes(args, inputs.tokens) + _nbytes(as_tensors(chosen.run(*args)), inputs.tokens),
+        nbytes=moved if values is None else moved - values().nbytes,
     )
 
 

@@ -15,6 +15,7 @@ from piecework.errors import ConfigError
 RELAYOUT_DTYPES = ("bfloat16", "float16", "float32", "int8")
 RELAYOUT_MOVES = {"grow-1.1": (10, 11), "grow-2": (1, 2), "shrink": (3, 2)}
 """Capacities before and after, in parts of the lesser one, which is full."""
+STANDBYS = ("cold", "warm")
 GROWTH_CASES = ("batch", "context", "layers", "queue")
 
 
@@ -169,6 +170,40 @@ class WorkersOptions:
     def sizes(self) -> list[int]:
         """The numbers of requests, in the order given."""
         return _positive("step_sizes", self.step_sizes)
+
+
+@dataclass(frozen=True)
+class FailoverOptions:
+    """`bench failover`: how long a batch stands still when its device fails."""
+
+    batch_sizes: str = setting("1,8,32", "requests that run when the device fails")
+    standbys: str = setting("cold,warm", "whether the next device is ready: " + ", ".join(STANDBYS))
+    input_len: int = setting(64, "tokens of each prompt", flags=("--random-input-len",))
+    output_len: int = setting(16, "tokens to generate for each prompt", flags=("--random-output-len",))
+    fail_at: int = setting(8, "decode steps until the device fails")
+    kind: str = setting(
+        "error", "how it fails; abort is the end of its process", choices=("error", "abort", "hang")
+    )
+    repeats: int = setting(3, "prefills that the pause is compared with; the median counts")
+
+    def __post_init__(self) -> None:
+        check(self)
+        self.sizes()
+        self.chosen()
+        if self.output_len < self.fail_at + 2:
+            raise ConfigError("output_len", self.output_len, f"at least fail_at + 2 = {self.fail_at + 2}")
+
+    def sizes(self) -> list[int]:
+        """The batch sizes, in the order given."""
+        return _positive("batch_sizes", self.batch_sizes)
+
+    def chosen(self) -> list[str]:
+        """The kinds of standby, in the order given."""
+        names = [part.strip() for part in self.standbys.split(",")]
+        for name in names:
+            if name not in STANDBYS:
+                raise ConfigError("standbys", name, "one of " + ", ".join(STANDBYS))
+        return names
 
 
 @dataclass(frozen=True)

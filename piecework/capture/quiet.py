@@ -8,19 +8,18 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def garbage_frozen() -> Iterator[None]:
+def collector_at_rest() -> Iterator[None]:
     """Collect garbage once, then none inside.
 
     A tensor that the collector frees in the middle of a capture calls the device's allocator, which can
-    break the capture; and each run of the collector looks at every object of the process.
+    break the capture; and each run of the collector looks at every object of the process. Nothing is frozen:
+    letting it go again would let go of the imports, too, which stay frozen (`piecework.collector`).
     """
     enabled = gc.isenabled()
     gc.collect()
-    gc.freeze()
     gc.disable()
     try:
         yield
     finally:
-        gc.unfreeze()
         if enabled:
             gc.enable()

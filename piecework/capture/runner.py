@@ -15,7 +15,7 @@ from piecework.capture.capture import CapturedProgram, Watched
 from piecework.capture.head import HeadGraphs
 from piecework.capture.options import CaptureOptions
 from piecework.capture.plan import CapturePlan, Cost, Wish, plan_captures
-from piecework.capture.quiet import garbage_frozen
+from piecework.capture.quiet import collector_at_rest
 from piecework.capture.sizes import padded_size
 from piecework.devices import Device
 from piecework.devices.base import Phase
@@ -128,7 +128,7 @@ class GraphRunner:
         """Capture the plan's sizes, the largest first, in one pool."""
         work = sorted(((size, name) for name, sizes in plan.sizes.items() for size in sizes), reverse=True)
         made: list[Captured] = []
-        with torch.inference_mode(), garbage_frozen():
+        with torch.inference_mode(), collector_at_rest():
             for size, name in work:
                 free, graphs = self.device.free_memory(), self._captures
                 self._capture_size(name, size)

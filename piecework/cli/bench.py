@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
 from piecework.bench.options import (
+    FailoverOptions,
     GrowthOptions,
     KernelOptions,
     LatencyOptions,
@@ -37,6 +38,7 @@ KINDS = {
     "startup": "cold and warm starts, from a new process to the first token, stage by stage",
     "growth": "how a decode step grows with batch, context, layers and queue, part by part",
     "workers": "a step to another process and back, without a model, and processes that wait",
+    "failover": "the pause of a batch whose device fails, with the next device cold and ready",
     "kernels": "each fused op against the ops that it replaces, on a device, without a model",
     "relayout": "keys and values that get another capacity in place, against memcpy and two copies",
 }
@@ -47,6 +49,7 @@ OPTIONS = {
     "startup": StartupOptions,
     "growth": GrowthOptions,
     "workers": WorkersOptions,
+    "failover": FailoverOptions,
     "kernels": KernelOptions,
     "relayout": RelayoutOptions,
 }
@@ -69,6 +72,7 @@ def run(arguments: Sequence[str]) -> int:
         "startup": _startup,
         "growth": _growth,
         "workers": _workers,
+        "failover": _failover,
         "kernels": _kernels,
         "relayout": _relayout,
     }
@@ -172,6 +176,19 @@ def _workers(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _failover(arguments: Sequence[str]) -> int:
+    from piecework.bench.failover import failover_table, run_failover
+
+    args = make_parser("failover").parse(arguments)
+    options = config_from_args(FailoverOptions, args)
+    settings = _uncached(args)
+    show_logs(settings.get("log_level", "error"))  # that a device fails is no news here
+    with progress("cases", len(options.sizes()) * len(options.chosen())) as done:
+        report = run_failover(settings, options, done)
+    print(json.dumps(report) if args.json else failover_table(report))
+    return int(any(case["outputs_equal"] < case["outputs_compared"] for case in report["cases"]))
+
+
 def _kernels(arguments: Sequence[str]) -> int:
     from piecework.bench.kernels import chosen_ops, kernels_table, run_kernels
 
@@ -201,9 +218,9 @@ def _offline(args: argparse.Namespace, measure: Callable[[Any, int], dict[str, A
     config = EngineConfig.from_flat(_uncached(args))
     show_logs(config.log_level)
 
-    from piecework.engine.service import Service
+    from piecework.engine.data_parallel import make_service
 
-    with closing(Service(config)) as service:
+    with closing(make_service(config)) as service:
         return measure(service, config.load.seed)
 
 

@@ -85,6 +85,6 @@ def _service(args: argparse.Namespace) -> Service:
     config = config_from_args(EngineConfig, args)
     show_logs(config.log_level)
 
-    from piecework.engine.service import Service
+    from piecework.engine.data_parallel import make_service
 
-    return Service(config)
+    return make_service(config)

@@ -46,9 +46,9 @@ def run(arguments: Sequence[str]) -> int:
 
     with doing(f"loading {config.load.model}"):
         with imports_stay():
-            from piecework.engine.service import Service
+            from piecework.engine.data_parallel import make_service
 
-        loaded = Service(config)
+        loaded = make_service(config)
     with closing(loaded) as service:
         encoded = [p.encode(service.tokenizer, chat=args.chat, system=args.system) for p in prompts]
         params = [params_for(service, len(ids), changes) for ids in encoded]

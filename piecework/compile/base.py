@@ -58,7 +58,7 @@ class CompileContext:
     """What a compiler is told beside the piece.
 
     Attributes:
-        key: the piece's structural key. index: its place among the distinct pieces.
+        key: the piece's structural key. index: its place among the `count` distinct pieces.
         cache_dir: where compiled pieces are kept; None keeps none.
         cached: set by a compiler that found the piece there.
         calls: for each call of the piece its inputs that are weights, None for all others.
@@ -70,6 +70,7 @@ class CompileContext:
     device: Device
     key: str = ""
     index: int = 0
+    count: int = 1
     cache_dir: Path | None = None
     strict: bool = False
     max_tokens: int = MAX_TOKENS

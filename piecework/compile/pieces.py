@@ -54,7 +54,7 @@ def compile_pieces(
     """
     known = calls or [()] * len(keys)
     contexts = [
-        replace(context, key=key, index=index, calls=of)
+        replace(context, key=key, index=index, count=len(keys), calls=of)
         for index, (key, of) in enumerate(zip(keys, known, strict=True))
     ]
     workers = min(threads or os.cpu_count() or 1, len(pieces))

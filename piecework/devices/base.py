@@ -49,9 +49,13 @@ class Device(ABC):
     `workers`: where steps run unless the user says it, `inline` or in a `process` of their own, which may
     crash or hang without the server.
 
+    `collectives`: the backend of torch.distributed that sums tensors of several such devices; None: there is
+    none, so a model can't be divided between them. `captures_collectives`: whether graphs hold such sums.
+    `numbered`: whether several of its kind are told apart by a number, `cuda:1`.
     `kv_strategies`: how it can keep keys and values, its default first (docs/kv-cache.md).
 
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
+    `watches_cache`: whether `notify` is to be shown the KV cache after each step.
 
     Graphs: `captures` says whether it has them, `graph_budget` how many can exist at once (None: as many
     as fit into memory), `lengths` where captured attention reads sequence lengths: from device memory, or
@@ -66,7 +70,11 @@ class Device(ABC):
     int8_kv_cache: bool = False
     kv_strategies: tuple[Literal["paged", "static"], ...] = ("paged",)
     workers: Literal["inline", "process"] = "inline"
+    collectives: str | None = None
+    captures_collectives: bool = False
+    numbered: bool = False
     chains: bool = False
+    watches_cache: bool = False
     captures: bool = False
     graph_budget: int | None = None
     lengths: Literal["device", "host"] = "device"
@@ -177,12 +185,13 @@ class Device(ABC):
 
     def notify(  # noqa: B027 - hardware has no use for it
         self,
-        point: Literal["compile", "capture", "step", "piece", "done"],
+        point: Literal["compile", "capture", "step", "piece", "done", "cache"],
         index: int,
         tensors: Sequence[Tensor] = (),
     ) -> None:
         """Say what happens next: compile of distinct piece, capture, or step number `index`, from 0.
 
         `piece` is the run of a distinct piece that can move to another device. `done` comes after the step,
-        with its results. This is where a device for tests has its faults.
+        with its results, and `cache` after that, with the pages of the KV cache, where the device watches it.
+        This is where a device for tests has its faults.
         """

@@ -25,6 +25,7 @@ class CpuDevice(Device):
     op_order = ("cpu", "reference")
     compilers: tuple[str, ...] = ("native", "eager", "inductor", "openvino", "dynamo")
     int8_kv_cache = True
+    collectives: str | None = "gloo"
     chains = True
     relayout = "rows"
 

@@ -44,6 +44,9 @@ class CudaDevice(Device):
 
     name = "cuda"
     workers = "process"
+    collectives = "nccl"
+    captures_collectives = True
+    numbered = True
     op_order = ("triton", "cuda", "reference")
     compilers = ("eager", "inductor", "dynamo")
     captures = True

@@ -99,6 +99,8 @@ class NpuDevice(Device):
     compilers = ("eager", "dynamo")
     stand_ins = (StandIn("inductor", "eager", "torch_npu has none"),)
     workers = "process"
+    collectives = "hccl"
+    numbered = True
     captures = True
     graph_budget = GRAPH_BUDGET
     lengths = "host"

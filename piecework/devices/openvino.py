@@ -35,6 +35,7 @@ class OpenVinoDevice(CpuDevice):
 
     name = "openvino"
     compilers = ("openvino", "eager")
+    collectives = None
     chains = False
     kv_strategies = ("paged", "static")
 

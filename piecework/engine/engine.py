@@ -12,11 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from piecework.config import EngineConfig
+from piecework.engine.gaps import Gaps
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
 from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import Capacities, PagePool
+from piecework.profile import now
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
 
@@ -52,6 +54,7 @@ class Engine:
         self._debug = config.compilation_config.enable_debug_mode
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
+        self.gaps = Gaps(config.device.max_failover_seconds)
         self._steps = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
@@ -99,6 +102,7 @@ class Engine:
         Where another runner takes over, the step never happened, and the next one starts to compute again.
         In debug mode PageError is raised where a page has other holders than are counted.
         """
+        self.end_overdue()
         time = self._runner.profile.time
         with time("schedule"):
             step = self.scheduler.schedule()
@@ -106,10 +110,11 @@ class Engine:
         if not step:
             return
         self._steps += 1
+        began = now()
         try:
             results = self._runner.execute(items)
         except Exception as error:
-            self._step_failed(step, error)
+            self._step_failed(step, error, began)
             return
         with time("results"):
             for scheduled, result in zip(step, results, strict=True):
@@ -156,16 +161,28 @@ class Engine:
             kv_moved_bytes=dict(getattr(self._runner.cache, "moved_bytes", {})),
         )
 
-    def _step_failed(self, step: Sequence[Scheduled], error: Exception) -> None:
+    def end_overdue(self) -> None:
+        """End the requests that wait too long for a device to take over from one that failed."""
+        for request in self.gaps.overdue():
+            self._end(request, request.end("error", self.gaps.error(request)))
+
+    def _step_failed(self, step: Sequence[Scheduled], error: Exception, began: float) -> None:
+        interrupted = self.gaps.begin(self.scheduler.running, began)
         try:
             runner = self._successor(error)
             if runner is None:
                 raise error
         except Exception as final:
-            for scheduled in step:
-                self.scheduler.lose(scheduled.request)
-                self._end(scheduled.request, scheduled.request.end("error", f"the step failed: {final}"))
+            self.gaps.give_up(interrupted)
+            for request in (scheduled.request for scheduled in step if not scheduled.request.finished):
+                self.scheduler.lose(request)
+                self._end(request, request.end("error", f"the step failed: {final}"))
             raise
+        self.gaps.took_over()
+        self.take_over(runner)
+
+    def take_over(self, runner: StepRunner) -> None:
+        """Go on with another runner, whose cache is empty: what runs is computed again, the oldest first."""
         self._runner = runner
         self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
         self._slot_room = _slot_room(runner)
@@ -207,6 +224,8 @@ class Engine:
             assert result.token_id is not None, "a completed prompt gives a token"
             self._generated_tokens += 1
             delta = request.accept(result.token_id, result.logprob)
+            if self.gaps:
+                self.gaps.ended(request)
             if request.finished:
                 self._end(request, delta)
             else:
@@ -214,6 +233,7 @@ class Engine:
 
     def _end(self, request: Request, delta: Delta) -> None:
         self.scheduler.remove(request)
+        self.gaps.ended(request)
         samples = self._requests[request.request_id]
         del samples[request.index]
         if not samples:

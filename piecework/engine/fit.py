@@ -98,7 +98,7 @@ def fit(config: EngineConfig) -> Fit:
         limit = context_limit(load.max_model_len, model)
         dtype, quantization = settle(load, checkpoint, model.dtype, device)
         free = device.free_memory()
-        asked = _choice(config, model, checkpoint, dtype, quantization, device, free)
+        asked = _choice(config, model, checkpoint, dtype, quantization, device, free, load.lm_head)
         others = [
             _choice(config, model, checkpoint, other, form, device, free)
             for other, form in _others(checkpoint, device, dtype, quantization)
@@ -153,9 +153,10 @@ def _choice(
     quantization: str,
     device: Device,
     free: int,
+    lm_head: str = "auto",
 ) -> Choice:
     outline = float_outline(model, dtype)
-    weights = weight_bytes(outline, checkpoint, choose_reader(checkpoint, quantization))
+    weights = weight_bytes(outline, checkpoint, choose_reader(checkpoint, quantization, lm_head))
     size = config.cache.page_size
     page = page_bytes(layer_shapes(outline), size, cache_dtype(config, dtype, device))
     tokens = max(0, (free - weights) // page - 1) * size  # a page is the dummy that padding writes to

@@ -59,6 +59,11 @@ class Request:
         """Known tokens whose KV is not computed."""
         return self.num_tokens - self.computed
 
+    @property
+    def last_token_at(self) -> float | None:
+        """When the last token came, on the project's clock; None before the first."""
+        return self._token_times[-1] if self._token_times else None
+
     def tokens(self, start: int, stop: int) -> list[int]:
         """Token ids at the positions `start` to `stop`."""
         split = len(self.prompt_ids)

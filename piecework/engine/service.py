@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
 import os
 import random
@@ -12,16 +10,23 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, Protocol
 
 from piecework import debug
 from piecework.config import EngineConfig
 from piecework.engine.admission import Admission
+from piecework.engine.audited import AuditedRunner, make_audit
+from piecework.engine.beside import run_beside
 from piecework.engine.engine import Engine
+from piecework.engine.gaps import Pauses
 from piecework.engine.outputs import Delta, EngineStats
+from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
-from piecework.errors import EngineDeadError, QueueFullError, RequestError, WorkerLostError
+from piecework.engine.streams import stream_deltas
+from piecework.errors import ConfigError, EngineDeadError, QueueFullError, RequestError, WorkerLostError
+from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
 from piecework.models.config import ModelConfig
@@ -32,7 +37,7 @@ from piecework.runner.runner import Runner
 from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
 from piecework.workers.serving.process import ProcessRunner, load_in_process
-from piecework.workers.serving.runner import Context, place
+from piecework.workers.serving.runner import Context, StepRunner, place
 
 log = logging.getLogger("piecework.service")
 
@@ -58,14 +63,27 @@ class Service:
     (its programs and counters may be read; it works on the engine's thread).
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, *, profile: Profile | None = None, worker: str | None = None
+    ) -> None:
+        """Load the model; `worker` is the name of its process, by default that of its device.
+
+        Raises what `load` raises.
+
+        Raises:
+            ConfigError: the settings ask for several engines (see `make_service`), and this is one.
+        """
+        if (size := config.worker.data_parallel_size) > 1:
+            raise ConfigError("data_parallel_size", size, "1 where one engine is looked at")
         self.config = config
-        self.profile = Profile(config.profile)
+        self.profile = profile or Profile(config.profile)
+        self._worker = worker
         depth = debug.level()
         self._lock = threading.Condition()
         self._processes: list[ProcessRunner] = []
         self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         self._runners = Runners(config, self.profile, self._load)
+        self._settled = False  # whether all is ready for the next failover
         loaded = self._runners.loaded
         if depth and isinstance(loaded.runner, Runner):
             from piecework.explain.layers import show_layers
@@ -77,18 +95,21 @@ class Service:
         self.default_params: SamplingParams = loaded.default_params
         self.observers: list[Observer] = []
         self._use(loaded)
-        self._engine = Engine(loaded.runner, config, self._successor)
+        self._audit = make_audit(config)
+        self._engine = Engine(self._audited(loaded), config, self._successor)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
         self._arrivals: list[Request] = []
         self._aborts: set[str] = set()  # of open requests only
         self._resizes: list[tuple[int, Future[KVSize]]] = []
+        self._moves: list[tuple[str, Future[None]]] = []
         self._open: set[str] = set()
         self._closing = False
         self._draining = False
         self._dead: str | None = None
         self._stats = self._engine.stats()
         loaded.runner.device.release_threads()
+        self._settle()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 
@@ -113,6 +134,17 @@ class Service:
         )
         self.runner = runner
         self._remote: ProcessRunner | None = runner if isinstance(runner, ProcessRunner) else None
+        if self._remote is not None:
+            self._remote.take_loss()  # one that stood by may have died; nothing of a request was there
+
+    def _audited(self, loaded: Loaded) -> StepRunner:
+        """What the engine runs steps on: the runner, audited where that was asked for."""
+        reference = self._runners.reference
+        if self._audit is None or self._audit.ended is not None or reference in (None, loaded):
+            return loaded.runner
+        assert reference is not None
+        self._audit.again()
+        return AuditedRunner(loaded.runner, Reference(reference.runner, self.config), self._audit)
 
     def _load(
         self, config: EngineConfig, profile: Profile, name: str, settled: tuple[str, str] | None
@@ -128,6 +160,7 @@ class Service:
             on_change=self._wake,
             on_start=self._processes.append,
             target="piecework.engine.worker_host:EngineHost",
+            worker=self._worker,
         )
 
     def _wake(self) -> None:
@@ -173,27 +206,11 @@ class Service:
         with self._lock:
             self._lock.wait_for(lambda: self._room() >= samples or self._stopping())
 
-    async def stream(
+    def stream(
         self, prompt_ids: Sequence[int], params: SamplingParams, *, request_id: str | None = None
     ) -> AsyncIterator[Delta]:
         """Yield the deltas of a request; closing the iterator aborts what has not ended."""
-        loop = asyncio.get_running_loop()
-        queue: asyncio.Queue[Delta] = asyncio.Queue()
-
-        def listener(delta: Delta) -> None:
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
-                loop.call_soon_threadsafe(queue.put_nowait, delta)
-
-        used = self.submit(prompt_ids, params, request_id=request_id, listener=listener)
-        open_samples = params.n
-        try:
-            while open_samples:
-                delta = await queue.get()
-                open_samples -= delta.finish_reason is not None
-                yield delta
-        finally:
-            if open_samples:
-                self.abort(used)
+        return stream_deltas(self, prompt_ids, params, request_id)
 
     def abort(self, request_id: str) -> None:
         """End a request as aborted and free its pages; an unknown or ended id is nothing to do."""
@@ -230,6 +247,30 @@ class Service:
             self._lock.notify_all()
         return done.result()
 
+    def move_to(self, device: str) -> None:
+        """Go on with another device of the list, also with one that failed before, and return once it runs.
+
+        Running requests are computed again there and lose no token; nothing runs while it loads. From then on
+        the devices behind it in the list take over from it. The device in use is nothing to do.
+
+        Raises:
+            RequestError: a device that is not in the list.
+            EngineDeadError: the engine has stopped.
+            PieceworkError: what loading raised; the device in use stays.
+        """
+        self._runners.check(device)
+        done: Future[None] = Future()
+        with self._lock:
+            if self._dead is not None or self._closing:
+                raise EngineDeadError(self._dead or "it is shutting down")
+            self._moves.append((device, done))
+            self._lock.notify_all()
+        done.result()
+
+    def audit(self) -> AuditReport | None:
+        """Return what audits found; None where nothing is audited."""
+        return self._audit.report() if self._audit is not None else None
+
     def stats(self) -> EngineStats:
         """Return gauges and counters as of the last step."""
         return self._stats
@@ -243,13 +284,22 @@ class Service:
         """Return what is known of the worker that runs steps."""
         remote = self._remote
         if remote is not None:
-            return [remote.context()]
+            stats = self._stats
+            return [replace(remote.context(), running=stats.running, waiting=stats.waiting)]
         status = "closed" if self._closing else "ready"
         return [Context(self.device_name, "inline", self.device_name, os.getpid(), 0, 0, status)]
 
     def failovers(self) -> tuple[Event, ...]:
         """Return the moves from one device to another since the start."""
         return self._runners.events
+
+    def pauses(self) -> Pauses:
+        """Return what these moves cost the requests that ran."""
+        return self._engine.gaps.pauses
+
+    def standby(self) -> dict[str, Any] | None:
+        """Return device, status and memory of the standby, plain values; None where there is none."""
+        return self._runners.standby
 
     def health(self) -> dict[str, Any]:
         """Return status, device, workers, and the events that led to it.
@@ -258,15 +308,19 @@ class Service:
         or a piece of the model failed and another device does its work, or is about to; or `dead`.
         """
         events: list[dict[str, Any]] = [event.as_dict() for event in self._runners.events]
+        events += self._runners.standby_events
         events += [{"stage": "worker", "reason": reason} for reason in self._losses]
+        events += [{"stage": "audit", "reason": note} for note in (self._audit.notes if self._audit else ())]
         events += [] if self._dead is None else [{"stage": "run", "reason": self._dead}]
         moved = any(counters["moved_pieces"] for counters in self.graph_counters().values())
         usable = "degraded" if self._runners.degraded or moved else "ok"
         if self._remote is not None and not self._remote.ready:
             usable = "degraded" if self._runners.can_move else "restarting"
+        standby = self._runners.standby
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
             "device": self.device_name,
+            **({} if standby is None else {"standby": standby}),
             "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }
@@ -284,10 +338,12 @@ class Service:
             self._lock.notify_all()
         if threading.current_thread() is self._thread:
             return
+        self._runners.stop()
         self._thread.join(_CLOSE_SECONDS)
         for process in self._processes:  # which ends a step that hangs there, and so the thread
             process.close()
         self._thread.join()
+        self._runners.close()
 
     def _room(self) -> int:
         return self.config.scheduler.max_queue - len(self._arrivals) - self._stats.waiting
@@ -335,14 +391,29 @@ class Service:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
             self._publish_stats()
+            self._settle()
         self._finish_all("abort", None)
 
-    def _successor(self, error: Exception) -> Runner | None:
+    def _settle(self) -> None:
+        """Once requests go on: make ready for the next failover what takes a while."""
+        if not self._settled and not self._engine.gaps:
+            self._settled = True
+            self._runners.settle()
+
+    def _successor(self, error: Exception) -> StepRunner | None:
         """Let the next device take over where it was the device that failed."""
         if isinstance(error, WorkerLostError) and not self._runners.can_move:
             return None  # its process is started again
+
+        def take_over() -> Loaded | None:
+            found = self._runners.successor(error)
+            if found is not None and threading.current_thread() is not self._thread:
+                found.runner.device.release_threads()
+            return found
+
         try:
-            loaded = self._runners.successor(error)
+            gaps = self._engine.gaps
+            loaded = run_beside(take_over, gaps.seconds_left, self._engine.end_overdue)
         except ExhaustedError as exhausted:
             if self._runners.gone:
                 with self._lock:
@@ -351,10 +422,11 @@ class Service:
         if loaded is None:
             return None
         self._use(loaded)
-        return loaded.runner
+        self._settled = False
+        return self._audited(loaded)
 
     def _has_something_to_do(self) -> bool:
-        if self._closing or self._arrivals or self._aborts or self._resizes:
+        if self._closing or self._arrivals or self._aborts or self._resizes or self._moves:
             return True
         remote = self._remote
         if remote is None:
@@ -374,6 +446,8 @@ class Service:
     def _take_commands(self) -> None:
         with self._lock:
             arrivals, aborts, resizes = list(self._arrivals), list(self._aborts), list(self._resizes)
+            moves = list(self._moves)
+            self._moves.clear()
             self._arrivals.clear()
             self._aborts.clear()
             self._resizes.clear()
@@ -384,6 +458,22 @@ class Service:
             self._engine.abort(request_id)
         for pages, done in resizes:
             self._resize(pages, done)
+        for name, moved in moves:
+            self._move(name, moved)
+
+    def _move(self, name: str, done: Future[None]) -> None:
+        if self._dead is not None or self._closing:
+            done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
+            return
+        try:
+            if (loaded := self._runners.move_to(name)) is not None:
+                self._use(loaded)
+                self._engine.take_over(self._audited(loaded))
+                self._settled = False
+            done.set_result(None)
+        except Exception as error:
+            log.warning("the device %s can't be moved to: %s", name, error)
+            done.set_exception(error)
 
     def _resize(self, pages: int, done: Future[KVSize]) -> None:
         if self._dead is not None or self._closing:

@@ -52,8 +52,8 @@ def measure(programs: Programs, sizes: Sequence[int]) -> list[tuple[int, float, 
     dtype = cache_dtype(programs.config, model.dtype, device)
     cache = PagedKVCache(layer_shapes(model), pages + 1, page_size, dtype, device)
     aside = replace(programs, counters=Counters(), head_counters=Counters())
-    eager = replace(aside, options=CaptureOptions("eager", "eager")).paged_graphs(cache)
-    captured = replace(aside, options=CaptureOptions("eager", "piecewise", (), tuple(sizes))).paged_graphs(
+    eager = replace(aside, options=CaptureOptions("eager", "eager")).over_pages(cache)
+    captured = replace(aside, options=CaptureOptions("eager", "piecewise", (), tuple(sizes))).over_pages(
         cache
     )
     captured.capture(CapturePlan({"piecewise": tuple(sizes)}, len(sizes) * programs.body.num_pieces, None))

@@ -6,6 +6,7 @@ from piecework.capture.plan import CapturePlan
 from piecework.compile.chain import Chain
 from piecework.config import EngineConfig
 from piecework.devices import make_device
+from piecework.devices.injected import read_faults
 from piecework.errors import ConfigError
 from piecework.explain.available import compilers, devices, passes
 from piecework.explain.breakeven import break_even
@@ -33,7 +34,9 @@ def explain(config: EngineConfig) -> Report:
         ModelError, ConfigError: as when the model is loaded.
         TraceError, SplitError, CompileError, PassError: in strict mode.
     """
-    device = make_device(config.device.first)
+    first, *behind = config.device.devices
+    faults = read_faults(config.device.inject_fault, len(behind) + 1)
+    device = make_device(first, [fault for fault in faults if fault.device == 0])
     device.set_threads(config.device.threads)
     options = config.load
     if config.cache.kv_strategy == "static":
@@ -44,12 +47,13 @@ def explain(config: EngineConfig) -> Report:
     model_config = ModelConfig.from_dict(checkpoint.config)
     dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
     limit = context_limit(options.max_model_len, model_config)
-    spares = Spares(config.device.devices[1:])
+    spares = Spares(tuple(behind))
     recipe = make_recipe(config, device, model_config, dtype, limit, spares)
     model = outline(
         model_config,
         checkpoint,
         quantization,
+        options.lm_head,
         dtype=dtype,
         device=device.torch_device,
         max_positions=limit,

@@ -8,15 +8,16 @@ import torch
 from torch import nn
 
 from piecework.config import LoadConfig
-from piecework.layers.int8 import StaticInput, W8A8Linear, W8Linear
+from piecework.layers.embedding import Embedding
+from piecework.layers.int8 import Int8Embedding, StaticInput, W8A8Linear, W8Linear
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.in_blocks import load_in_blocks
+from piecework.quantization.load import int8_targets
 from piecework.quantization.modelslim import description_of
-from piecework.quantization.on_load import FloatReader
-from piecework.quantization.targets import Target, find_targets, kept_float
+from piecework.quantization.targets import Target
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import open_checkpoint
@@ -40,30 +41,25 @@ def outline(
     config: ModelConfig,
     checkpoint: Checkpoint,
     quantization: str,
+    lm_head: str,
     *,
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
 ) -> CausalLM:
-    """Build the model of `config` with uninitialised weights, int8 where `quantization` makes them so.
+    """Build the model of `config` with uninitialised weights, int8 where the settings make them so.
 
     Raises:
         ModelError, ConfigError: as when the weights are loaded.
     """
-    reader = choose_reader(checkpoint, quantization)
+    reader = choose_reader(checkpoint, quantization, lm_head)
     if isinstance(reader, GgufCheckpoint):
         # What its blocks become depends on them, so they are read.
         return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
     model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
     if reader is None:
         return model
-    if isinstance(reader, FloatReader):
-        reader.exclude(kept_float(model))
-    offered = set(checkpoint.names())
-    targets = find_targets(
-        model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
-    )
-    for target in targets:
+    for target in int8_targets(model, checkpoint, reader):
         model.set_submodule(target.name, _empty(target, dtype).eval())
     return model
 
@@ -71,6 +67,8 @@ def outline(
 def _empty(target: Target, dtype: torch.dtype) -> nn.Module:
     weight = torch.empty_like(target.module.weight, dtype=torch.int8)
     scale = weight.new_empty(weight.shape[0], dtype=torch.float32)
+    if isinstance(target.module, Embedding):
+        return Int8Embedding(weight, scale, dtype=dtype, weight_only=target.scheme == "w8")
     bias, sizes = target.module.bias, getattr(target.module, "sizes", ())
     if target.scheme == "w8":
         return W8Linear(weight, scale, dtype=dtype, bias=bias, sizes=sizes)

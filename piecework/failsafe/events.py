@@ -7,8 +7,10 @@ from typing import Any, Literal
 
 from piecework.errors import DeviceError
 
-Stage = Literal["compile", "create", "run"]
-"""Where a device may fail: making its model, making an execution context of it, running that."""
+Stage = Literal["compile", "create", "run", "audit", "asked"]
+"""Where a device may fail: making its model, making an execution context of it, running that, its results;
+or an operator `asked` for another one.
+"""
 
 
 @dataclass(frozen=True)

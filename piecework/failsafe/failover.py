@@ -45,12 +45,14 @@ class Failover(Generic[M]):
         policy: Policy,
         retire: Callable[[M], None] | None = None,
         what: str = "",
+        moves_by_hand: bool = False,
     ) -> None:
         """Make the first model.
 
         Args:
             retire: takes back a model that failed, before the next is made.
             what: names the model in the log.
+            moves_by_hand: `move_to` will be asked, so that the factory is kept on the last device too.
 
         Raises:
             ConfigError: no device.
@@ -64,6 +66,7 @@ class Failover(Generic[M]):
         self._factory: Factory[M] | None = factory
         self._retire = retire
         self._what = f"{what}: " if what else ""
+        self._moves_by_hand = moves_by_hand
         self._changed = threading.Condition()
         self._moving = self._gone = False
         self._tried = -1  # the last device that a model was asked of
@@ -130,6 +133,32 @@ class Failover(Generic[M]):
                 self._moving = False
                 self._changed.notify_all()
 
+    def move_to(self, index: int) -> Active[M]:
+        """Use a device that somebody chose, maybe one that failed before, from now on.
+
+        Where it fails, the devices behind it come next. The model before is let go once there is the new one:
+        where that can't be made, the error is raised and all stays as it is. No event tells of this.
+        """
+        assert self._moves_by_hand and self._factory is not None
+        with self._changed:
+            self._changed.wait_for(lambda: not self._moving)
+            self._moving = True
+        old, device = self._active, self.devices[index]
+        try:
+            model = self._factory(device)
+            if model is None:
+                raise DeviceError(device, "compile", "the factory made nothing")
+            with self._changed:
+                self._active, self._gone = Active(index, device, model, old.generation + 1), False
+                self._tried, self._failures, self._first_cause = index, {}, None
+        finally:
+            with self._changed:
+                self._moving = False
+                self._changed.notify_all()
+        if self._retire is not None:
+            self._retire(old.model)
+        return self._active
+
     def _make(self, generation: int) -> Active[M]:
         """Make a model on the next device that can."""
         assert self._factory is not None
@@ -181,5 +210,5 @@ class Failover(Generic[M]):
 
     def _release_source(self) -> None:
         """Let go of the factory, and with it the source graph, where nothing will be made any more."""
-        if self.is_at_last_device:
+        if self.is_at_last_device and not self._moves_by_hand:
             self._factory = None

@@ -1,4 +1,4 @@
-"""Linear layers with int8 weights. Quantisation puts them in the place of a model's `Linear`."""
+"""Layers with int8 weights. Quantisation puts them in the place of a model's `Linear` and `Embedding`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ _quantize = torch.ops.piecework.quantize.default
 _dynamic_quantize = torch.ops.piecework.dynamic_quantize.default
 _linear_w8a8 = torch.ops.piecework.linear_w8a8.default
 _linear_w8 = torch.ops.piecework.linear_w8.default
+_embedding_int8 = torch.ops.piecework.embedding_int8.default
 
 
 @dataclass(frozen=True)
@@ -127,3 +128,36 @@ class W8A8Linear(Int8Linear):
     def extra_repr(self) -> str:
         """Show sizes and scheme in the model's repr."""
         return f"{super().extra_repr()}, {'static' if self.is_static else 'dynamic'}"
+
+
+class Int8Embedding(nn.Module):
+    """A table that is the head too: weight int8 [V, H], scale [V] float32, rows and logits in `dtype`.
+
+    `weight_only`: the head takes its input as it comes, else as int8 with a scale for each row.
+    """
+
+    def __init__(self, weight: Tensor, scale: Tensor, *, dtype: torch.dtype, weight_only: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scale = nn.Parameter(scale, requires_grad=False)
+        self.dtype = dtype
+        self.weight_only = weight_only
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [T] int64 -> [T, H]."""
+        rows: Tensor = _embedding_int8(ids, self.weight, self.scale, self.dtype)
+        return rows
+
+    def project(self, x: Tensor) -> Tensor:
+        """x [T, H] -> the product with each row, [T, V]."""
+        y: Tensor
+        if self.weight_only:
+            y = _linear_w8(x, self.weight, self.scale, None)
+        else:
+            x8, x_scale = _dynamic_quantize(x)
+            y = _linear_w8a8(x8, self.weight, self.scale, x_scale, None, None, self.dtype)
+        return y
+
+    def extra_repr(self) -> str:
+        """Show the sizes in the model's repr."""
+        return ", ".join(str(n) for n in self.weight.shape)

@@ -9,6 +9,7 @@ from typing import Any
 from piecework.models.architectures import ARCHITECTURES, Architecture, pick
 from piecework.models.fields import Fields
 from piecework.models.rope_config import RopeConfig, read_rope
+from piecework.models.shard import Shard
 
 __all__ = ["ModelConfig", "RopeConfig"]
 
@@ -29,6 +30,7 @@ class ModelConfig:
         num_experts: 0 for a dense model. `is_moe` says which layers have experts.
         dtype: the precision that the checkpoint states, None where it states none.
         bos_id, eos_ids: first and end tokens, as far as config.json gives them.
+        shard: which part of the model these heads and channels are; the vocabulary is always the whole one.
     """
 
     architecture: str
@@ -58,6 +60,7 @@ class ModelConfig:
     dtype: str | None = None
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
+    shard: Shard = field(default_factory=Shard)
 
     @property
     def rotary_dim(self) -> int:

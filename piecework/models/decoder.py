@@ -13,6 +13,7 @@ from piecework.layers.linear import Linear
 from piecework.layers.mlp import MLP
 from piecework.layers.moe import MoE
 from piecework.layers.norm import RMSNorm
+from piecework.layers.parallel import all_reduce, own_rows
 from piecework.layers.rotary import RotaryTable
 from piecework.models.config import ModelConfig
 
@@ -45,7 +46,7 @@ def _mlp(config: ModelConfig, layer: int, dtype: torch.dtype, device: torch.devi
 
 
 class DecoderLayer(nn.Module):
-    """h + attention(norm(h)), then h + mlp(norm(h))."""
+    """h + attention(norm(h)), then h + mlp(norm(h)); of a shard both are sums over all ranks."""
 
     def __init__(self, config: ModelConfig, layer: int, *, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -60,14 +61,18 @@ class DecoderLayer(nn.Module):
             device=device,
         )
         self.mlp = _mlp(config, layer, dtype, device)
+        self.is_shard = config.shard.size > 1
         self.input_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
         self.post_attention_layernorm = RMSNorm(hidden, eps, dtype=dtype, device=device)
 
     def forward(self, h: Tensor, positions: Tensor, cos_sin: Tensor, num_valid_rows: Tensor | None) -> Tensor:
         """h [T, H] -> [T, H]."""
-        h = h + self.self_attn(self.input_layernorm(h), positions, cos_sin)
-        y: Tensor = h + self.mlp(self.post_attention_layernorm(h), num_valid_rows)
+        h = h + self._whole(self.self_attn(self.input_layernorm(h), positions, cos_sin))
+        y: Tensor = h + self._whole(self.mlp(self.post_attention_layernorm(h), num_valid_rows))
         return y
+
+    def _whole(self, x: Tensor) -> Tensor:
+        return all_reduce(x) if self.is_shard else x
 
 
 class Decoder(nn.Module):
@@ -77,7 +82,10 @@ class Decoder(nn.Module):
         self, config: ModelConfig, max_positions: int, *, dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
+        self.vocabulary = config.shard.rows(config.vocab_size)
+        self.is_shard = config.shard.size > 1
+        rows = len(self.vocabulary)
+        self.embed_tokens = Embedding(rows, config.hidden_size, dtype=dtype, device=device)
         self.layers = nn.ModuleList(
             DecoderLayer(config, layer, dtype=dtype, device=device) for layer in range(config.num_layers)
         )
@@ -86,11 +94,18 @@ class Decoder(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor, num_valid_rows: Tensor | None) -> Tensor:
         """input_ids, positions [T] int64 -> hidden states after the final norm, [T, H]."""
-        h = self.embed_tokens(input_ids)
+        h = self._embed(input_ids)
         for layer in self.layers:
             h = layer(h, positions, self.rotary.cos_sin, num_valid_rows)
         y: Tensor = self.norm(h)
         return y
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        if self.is_shard:
+            own = self.vocabulary
+            return all_reduce(own_rows(self.embed_tokens, ids, own.start, len(own)))
+        h: Tensor = self.embed_tokens(ids)
+        return h
 
 
 class CausalLM(nn.Module):
@@ -124,7 +139,7 @@ class CausalLM(nn.Module):
         self.lm_head: Linear | None = None
         if not config.tie_embeddings:
             size = config.hidden_size
-            self.lm_head = Linear(size, config.vocab_size, bias=False, dtype=dtype, device=device)
+            self.lm_head = Linear(size, len(self.model.vocabulary), bias=False, dtype=dtype, device=device)
 
     @property
     def attention_specs(self) -> tuple[AttentionSpec, ...]:
@@ -155,7 +170,7 @@ class CausalLM(nn.Module):
         return y
 
     def head(self, rows: Tensor) -> Tensor:
-        """Hidden states [R, H] -> logits [R, V] in the model's dtype."""
+        """Hidden states [R, H] -> logits [R, V] in the model's dtype; of a shard those of its own rows."""
         if self.lm_head is None:
             return self.model.embed_tokens.project(rows)
         logits: Tensor = self.lm_head(rows)

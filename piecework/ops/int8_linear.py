@@ -1,4 +1,4 @@
-"""`linear_w8a8` and `linear_w8`: matrix products with int8 weights."""
+"""`linear_w8a8`, `linear_w8` and `embedding_int8`: matrix products with int8 weights, and rows of them."""
 
 from __future__ import annotations
 
@@ -81,6 +81,18 @@ def _linear_w8_fake(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | Non
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
+def _embedding_int8(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """ids [T], weight int8 [V, H], scale [V] float32 -> weight * scale of these rows, [T, H] in `dtype`.
+
+    Ids must be checked before.
+    """
+    return (weight[ids].float() * scale[ids].unsqueeze(-1)).to(dtype)
+
+
+def _embedding_int8_fake(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype)
+
+
 linear_w8a8 = define(
     "linear_w8a8(Tensor x, Tensor weight, Tensor scale, Tensor? x_scale, Tensor? quant_bias, "
     "Tensor? bias, ScalarType dtype) -> Tensor",
@@ -91,4 +103,9 @@ linear_w8 = define(
     "linear_w8(Tensor x, Tensor weight, Tensor scale, Tensor? bias=None) -> Tensor",
     _linear_w8,
     _linear_w8_fake,
+)
+embedding_int8 = define(
+    "embedding_int8(Tensor ids, Tensor weight, Tensor scale, ScalarType dtype) -> Tensor",
+    _embedding_int8,
+    _embedding_int8_fake,
 )

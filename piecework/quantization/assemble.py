@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from piecework.layers.int8 import Int8Linear, StaticInput, W8A8Linear, W8Linear
+from piecework.layers.embedding import Embedding
+from piecework.layers.int8 import Int8Embedding, Int8Linear, StaticInput, W8A8Linear, W8Linear
 from piecework.quantization.numerics import covering, offset_bias
 from piecework.quantization.reader import Int8Shard, Reader
 from piecework.quantization.targets import Target
@@ -17,36 +18,34 @@ log = logging.getLogger("piecework.load")
 
 
 def read_target(
-    target: Target, reader: Reader, *, dtype: torch.dtype, device: torch.device, with_bias: bool = True
-) -> Int8Linear:
-    """Read a target's parts, each straight into its rows of one int8 weight.
-
-    `with_bias` is the seam for layers whose inputs are split between ranks (row-parallel): their results
-    are summed, so quant_bias and bias are added on rank 0 only, and the other ranks pass False.
-    """
+    target: Target, reader: Reader, *, dtype: torch.dtype, device: torch.device
+) -> Int8Linear | Int8Embedding:
+    """Read a target's parts, each straight into its rows of one int8 weight."""
     rows, inputs = target.module.weight.shape
     weight = torch.empty(rows, inputs, dtype=torch.int8, device=device)
     parts = [weight[part.first : part.first + part.count] for part in target.parts]
     shards = [
         reader.read(part.linear, view, target.bias) for part, view in zip(target.parts, parts, strict=True)
     ]
+    if isinstance(target.module, Embedding):
+        return Int8Embedding(weight, shards[0].scale, dtype=dtype, weight_only=target.scheme == "w8")
     sizes = tuple(part.count for part in target.parts)
     sizes = getattr(target.module, "sizes", sizes)
     bias = _bias(shards, parts, dtype)
     scale = torch.cat([shard.scale for shard in shards])
     if target.scheme == "w8":
-        return W8Linear(weight, scale, dtype=dtype, bias=bias if with_bias else None, sizes=sizes)
+        return W8Linear(weight, scale, dtype=dtype, bias=bias, sizes=sizes)
     if target.scheme == "w8a8-dynamic":
-        return W8A8Linear(weight, scale, dtype=dtype, bias=bias if with_bias else None, sizes=sizes)
+        return W8A8Linear(weight, scale, dtype=dtype, bias=bias, sizes=sizes)
     static, scale, quant_bias, bias = _static(target.name, shards, parts, bias, dtype)
     return W8A8Linear(
         weight,
         scale,
         dtype=dtype,
-        bias=bias if with_bias else None,
+        bias=bias,
         sizes=sizes,
         static=static,
-        quant_bias=quant_bias if with_bias else None,
+        quant_bias=quant_bias,
     )
 
 

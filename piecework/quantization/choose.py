@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import cast
 
 from piecework.errors import ConfigError, ModelError
 from piecework.quantization.compressed_tensors import CompressedTensorsReader
@@ -14,6 +15,7 @@ from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.safetensors import SafetensorsCheckpoint
+from piecework.weights.sharded import whole_of
 
 log = logging.getLogger("piecework.load")
 
@@ -22,7 +24,9 @@ METHODS = {"compressed-tensors": CompressedTensorsReader, "modelslim": ModelSlim
 ALIASES = {"ascend": "modelslim", "w8a8_int8": "w8a8-dynamic"}
 
 
-def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
+def choose_reader(
+    checkpoint: Checkpoint, asked: str, lm_head: str = "auto"
+) -> Reader | GgufCheckpoint | None:
     """Return the reader of a checkpoint's int8 weights; None: it is float and stays so.
 
     A GGUF file whose blocks shall stay as they are is its own reader.
@@ -30,16 +34,28 @@ def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint
     Args:
         asked: `auto` (what the checkpoint is, blocks as floats), `none`, a scheme or a format, see
             `LoadConfig.quantization`.
+        lm_head: how a head is quantised as it is read, see `LoadConfig.lm_head`.
 
     Raises:
         ModelError: the checkpoint is quantised in a way that isn't read.
         ConfigError: what is asked contradicts what the checkpoint is; names both.
     """
+    reader = _reader(checkpoint, asked)
+    if lm_head in ("auto", "float"):
+        return reader
+    if not isinstance(reader, FloatReader):
+        allowed = f"auto or float, since {checkpoint.where} is not made int8 as it is read"
+        raise ConfigError("lm_head", lm_head, allowed)
+    reader.head = "w8" if lm_head == "w8" else "w8a8-dynamic"
+    return reader
+
+
+def _reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
     name = ALIASES.get(asked, asked)
     if name == "gguf":
-        if not isinstance(checkpoint, GgufCheckpoint):
+        if not isinstance(whole_of(checkpoint), GgufCheckpoint):
             raise ConfigError("quantization", asked, f"{checkpoint.where} is no GGUF file")
-        return checkpoint
+        return cast(GgufCheckpoint, checkpoint)  # or a rank's share, which offers the same
     stated = stated_reader(checkpoint)
     if stated is None:
         return _of_float(checkpoint, name, asked)
@@ -52,24 +68,26 @@ def choose_reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint
 def stated_reader(checkpoint: Checkpoint) -> CompressedTensorsReader | ModelSlimReader | None:
     """Return the reader of what the checkpoint says about itself; None: its weights are float."""
     config = checkpoint.config.get("quantization_config") or checkpoint.config.get("compression_config")
-    if isinstance(checkpoint, DummyCheckpoint):
+    whole = whole_of(checkpoint)
+    if isinstance(whole, DummyCheckpoint):
         if config:
             log.warning("%s: dummy weights are float; its quantization_config is ignored", checkpoint.where)
         return None
+    tensors = cast(SafetensorsCheckpoint, checkpoint)  # or a rank's share, which offers the same
     description = None
-    if isinstance(checkpoint, SafetensorsCheckpoint):
+    if isinstance(whole, SafetensorsCheckpoint):
         description = description_of(Path(checkpoint.where))
         if description is not None:
-            return ModelSlimReader(checkpoint, description)
+            return ModelSlimReader(tensors, description)
     if not config:
         return None
     method = config.get("quant_method") if isinstance(config, dict) else config
-    if method != "compressed-tensors" or not isinstance(checkpoint, SafetensorsCheckpoint):
+    if method != "compressed-tensors" or not isinstance(whole, SafetensorsCheckpoint):
         known = ", ".join(METHODS)
         raise ModelError(
             f"{checkpoint.where}: quantization_config.quant_method={method!r} is not supported: {known}"
         )
-    return CompressedTensorsReader(checkpoint, config)
+    return CompressedTensorsReader(tensors, config)
 
 
 def _of_float(checkpoint: Checkpoint, name: str, asked: str) -> Reader | None:

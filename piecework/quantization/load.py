@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from piecework.layers.int8 import Int8Linear
+from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.parameter import deferred_parameters, materialise
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
@@ -19,22 +19,26 @@ from piecework.quantization.dequantise import Dequantised
 from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.on_load import FloatReader
 from piecework.quantization.reader import Reader
-from piecework.quantization.targets import Target, find_targets, kept_float
+from piecework.quantization.targets import Target, find_targets, kept_float, tied_head
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
 from piecework.weights.load import THREADS, Shapes, load_weights
+from piecework.weights.sharded import ShardedCheckpoint
 
 log = logging.getLogger("piecework.load")
 
 
 def int8_targets(model: CausalLM, checkpoint: Checkpoint, reader: Reader) -> list[Target]:
-    """List the linears of a float model that become int8. Raises ModelError as `find_targets` does."""
+    """List the layers of a float model that become int8. Raises ModelError as `find_targets` does."""
     if isinstance(reader, FloatReader):
         reader.exclude(kept_float(model))
     offered = set(checkpoint.names())
-    return find_targets(
+    found = find_targets(
         model, reader, lambda name: name in offered or f"{name}_packed" in offered, checkpoint.where
     )
+    if isinstance(reader, FloatReader) and model.lm_head is None:
+        found += tied_head(model, reader)
+    return found
 
 
 def load_model(
@@ -55,7 +59,8 @@ def load_model(
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
         load_weights(model, checkpoint)
         return model
-    if isinstance(reader, GgufCheckpoint):
+    if isinstance(reader, GgufCheckpoint | ShardedCheckpoint):
+        # A rank's share offers the same.
         return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
@@ -74,7 +79,7 @@ def load_model(
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
     load_weights(model, rest, taken)
 
-    def read(target: Target) -> Int8Linear:
+    def read(target: Target) -> Int8Linear | Int8Embedding:
         return read_target(target, reader, dtype=dtype, device=device)
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from piecework.errors import ModelError
 from piecework.layers.int8 import StaticInput
 from piecework.quantization.numerics import quantise_rows_
-from piecework.quantization.reader import Int8Shard, Scheme
+from piecework.quantization.reader import HEAD, TIED_HEAD, Int8Shard, Scheme
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.load import Shapes
 
@@ -19,6 +19,7 @@ class FloatReader:
     """Makes int8 of float weights: a symmetric scale per output channel, from the weight in float32.
 
     `inputs` holds, by linear, the calibrated ranges of those that are static; what has none is dynamic.
+    The head, and an embedding that is tied to it, has a scheme of its own, `head`; None: it stays float.
     """
 
     def __init__(
@@ -34,13 +35,16 @@ class FloatReader:
         self._scheme: Scheme = scheme
         self._excluded: set[str] = set()
         self._inputs = inputs or {}
+        self.head: Scheme | None = None
 
     def exclude(self, linears: Collection[str]) -> None:
         """Leave these float."""
         self._excluded.update(linears)
 
     def scheme_of(self, linear: str) -> Scheme | None:
-        """All linears are quantised but for those that were excluded."""
+        """All linears are quantised but for those that were excluded, and the head by its own scheme."""
+        if linear in (HEAD, TIED_HEAD):
+            return self.head
         if linear in self._excluded:
             return None
         if self._scheme == "w8a8-static" and linear not in self._inputs:

@@ -15,6 +15,8 @@ from piecework.weights.load import Shapes
 from piecework.weights.safetensors import SafetensorsCheckpoint
 
 Scheme = Literal["w8a8-dynamic", "w8a8-static", "w8"]
+HEAD, TIED_HEAD = "lm_head", "model.embed_tokens"
+"""The head's name, and that of what is the head where both are one matrix."""
 SCHEMES: tuple[Scheme, ...] = ("w8a8-dynamic", "w8a8-static", "w8")
 
 

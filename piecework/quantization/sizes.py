@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from piecework.layers.int8 import StaticInput, W8A8Linear, W8Linear
+from piecework.layers.embedding import Embedding
+from piecework.layers.int8 import Int8Embedding, StaticInput, W8A8Linear, W8Linear
 from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
@@ -55,6 +56,8 @@ def _int8_layer(target: Target, reader: Reader, dtype: torch.dtype) -> nn.Module
     with torch.device("meta"):
         weight, scale = torch.empty(rows, inputs, dtype=torch.int8), torch.empty(rows)
         bias = torch.empty(rows, dtype=dtype) if target.bias and "quant_bias" not in names else None
+        if isinstance(target.module, Embedding):
+            return Int8Embedding(weight, scale, dtype=dtype, weight_only=target.scheme == "w8")
         if target.scheme == "w8":
             return W8Linear(weight, scale, dtype=dtype, bias=bias)
         if target.scheme == "w8a8-dynamic":

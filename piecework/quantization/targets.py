@@ -9,12 +9,11 @@ from typing import Any
 from torch import nn
 
 from piecework.errors import ModelError
+from piecework.layers.embedding import Embedding
 from piecework.layers.linear import Linear
 from piecework.layers.moe import MoE
-from piecework.quantization.reader import Reader, Scheme
+from piecework.quantization.reader import HEAD, TIED_HEAD, Reader, Scheme
 from piecework.weights.names import Piece, pieces_of
-
-_HEAD = "lm_head"
 
 
 @dataclass(frozen=True)
@@ -28,25 +27,28 @@ class Part:
 
 @dataclass(frozen=True)
 class Target:
-    """A linear of the model, by its name there, that becomes int8; several parts where it is packed."""
+    """A layer of the model, by its name there, that becomes int8; several parts where it is packed.
+
+    It is a linear, or the embedding that is the head too.
+    """
 
     name: str
-    module: Linear
+    module: Linear | Embedding
     scheme: Scheme
     parts: tuple[Part, ...]
 
     @property
     def bias(self) -> bool:
         """Whether the model has a bias here."""
-        return self.module.bias is not None
+        return getattr(self.module, "bias", None) is not None
 
 
 def kept_float(model: nn.Module) -> set[str]:
-    """Name the linears that are not quantised unless a checkpoint is so already: head and routers.
+    """Name the linears that are not quantised unless a checkpoint is so already, or asked: head and routers.
 
-    Both decide between near values, and neither costs much. Embeddings and experts are no linears.
+    Both decide between near values. Embeddings and experts are no linears.
     """
-    kept = {_HEAD}
+    kept = {HEAD}
     for name, module in model.named_modules():
         if isinstance(module, MoE):
             kept.update(f"{name}.{child}" for child, of in module.named_children() if isinstance(of, Linear))
@@ -82,3 +84,11 @@ def find_targets(model: nn.Module, reader: Reader, has: Callable[[str], bool], w
         if scheme is not None:
             found.append(Target(name, module, scheme, parts))
     return found
+
+
+def tied_head(model: nn.Module, reader: Reader) -> list[Target]:
+    """List the embedding of a model that has no other head, where `reader` quantises it."""
+    table, scheme = model.get_submodule(TIED_HEAD), reader.scheme_of(TIED_HEAD)
+    assert isinstance(table, Embedding)
+    part = Part(TIED_HEAD, 0, table.weight.shape[0])
+    return [] if scheme is None else [Target(TIED_HEAD, table, scheme, (part,))]

@@ -15,12 +15,14 @@ from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.kvcache import PagedKVCache, StaticKVCache
 from piecework.models.config import ModelConfig
+from piecework.models.shard import FIELD, check_size, shard_config
 from piecework.profile import Profile
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
 from piecework.runner.precision import settle
 from piecework.runner.programs import cache_dtype, make_programs
+from piecework.runner.ranks import Ranks, fit_collectives
 from piecework.runner.recipe import make_recipe
 from piecework.runner.runner import Runner
 from piecework.runner.spare import Spares
@@ -30,6 +32,7 @@ from piecework.tokenizer.load import load_tokenizer
 from piecework.tokenizer.tokenizer import Tokenizer
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.load import open_checkpoint
+from piecework.weights.sharded import ShardedCheckpoint
 from piecework.weights.source import Source, resolve
 
 log = logging.getLogger("piecework.load")
@@ -69,6 +72,7 @@ def load_front(config: EngineConfig, profile: Profile) -> Front:
         source = _resolve(config)
     with profile.time("load.config"), closing(_open(config, source)) as checkpoint:
         model_config = ModelConfig.from_dict(checkpoint.config)
+        check_size(model_config, config.worker.tensor_parallel_size)
         generation = dict(checkpoint.generation_config)
     with profile.time("load.tokenizer"):
         tokenizer = _tokenizer(config, source)
@@ -82,10 +86,12 @@ def load(
     spares: Spares | None = None,
     *,
     with_tokenizer: bool = True,
+    ranks: Ranks | None = None,
 ) -> Loaded:
     """Load what `config.load` names onto `device`, by default the one that `config.device` names.
 
-    `spares` are devices for pieces that fail there. A worker process needs no tokenizer.
+    `spares` are devices for pieces that fail there. A worker process needs no tokenizer. Each of
+    `ranks` loads its share of the weights, and all get as many pages.
 
     Raises:
         ModelError: the model can't be found or read.
@@ -93,6 +99,12 @@ def load(
     """
     device = device or make_device(config.device.first)
     device.set_threads(config.device.threads)
+    if ranks is None and config.worker.tensor_parallel_size > 1:
+        raise ConfigError(
+            FIELD, config.worker.tensor_parallel_size, "1 where the model is loaded into this process"
+        )
+    if ranks is not None:
+        config = fit_collectives(config, device)
     options = config.load
     with profile.time("load.source"):
         source = _resolve(config)
@@ -102,7 +114,10 @@ def load(
         with profile.time("load.config"):
             model_config = ModelConfig.from_dict(checkpoint.config)
             dtype, quantization = settle(options, checkpoint, model_config.dtype, device)
-            reader = choose_reader(checkpoint, quantization)
+            if ranks is not None:
+                checkpoint = ShardedCheckpoint(checkpoint, model_config, ranks.shard)
+                model_config = shard_config(model_config, ranks.shard)
+            reader = choose_reader(checkpoint, quantization, options.lm_head)
             check_strategy(config, device)
             cache_dtype(config, dtype, device)  # refuses one that the device lacks
             limit = context_limit(options.max_model_len, model_config)
@@ -126,19 +141,19 @@ def load(
         checkpoint.close()
     weight_bytes = sum(p.nbytes for p in model.parameters())
     profile.add_bytes("load.weights", weight_bytes)
-    programs = make_programs(model, recipe, config, device, profile, piece_folder(config), limit)
+    programs = make_programs(model, recipe, config, device, profile, piece_folder(config), limit, ranks=ranks)
     with profile.time("load.cache"):
         cache: PagedKVCache | StaticKVCache
         if config.cache.kv_strategy == "static":
             cache = make_static_cache(model, config, limit, dtype, device, profile)
         else:
-            cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes)
+            cache = make_cache(model, config, limit, dtype, device, programs.reserved_bytes, ranks)
     fits = min(limit, cache.longest)
     if fits < limit and options.max_model_len is None:
         log.warning("the context is limited to %d tokens (the model has %d) by the KV cache", fits, limit)
     front = _front(model_config, tokenizer, generation)
     return Loaded(
-        runner=Runner(programs, cache, profile),
+        runner=Runner(programs, cache, profile, ranks),
         model_config=model_config,
         tokenizer=tokenizer,
         default_params=front.default_params,

@@ -13,6 +13,7 @@ from piecework.errors import ConfigError
 from piecework.kvcache import LayerShape, PagedKVCache, page_bytes, pages_for
 from piecework.models.decoder import CausalLM
 from piecework.runner.programs import cache_dtype, layer_shapes
+from piecework.runner.ranks import Ranks
 
 log = logging.getLogger("piecework.load")
 
@@ -24,18 +25,24 @@ def make_cache(
     dtype: torch.dtype,
     device: Device,
     reserved_bytes: int = 0,
+    ranks: Ranks | None = None,
 ) -> PagedKVCache:
     """Size and allocate the KV cache: `num_pages`, else `kv_cache_memory`, else the device's default.
 
     No more is taken than the most requests at their longest can use, and `reserved_bytes` of the device
-    stay free. A cache that holds less than the `max_model_len` that the user asked for is refused.
+    stay free. `ranks` have as many pages each. A cache that holds less than the `max_model_len` that the
+    user asked for is refused.
     """
     begin, most = config.cache.num_pages, config.cache.max_num_pages
     if begin is not None and most is not None and most < begin:
         raise ConfigError("max_num_pages", most, f"at least num_pages={begin}")
     layers = layer_shapes(model)
     dtype = cache_dtype(config, dtype, device)
-    pages = plan_pages(layers, config, max_model_len, dtype, device, device.free_memory() - reserved_bytes)
+    free = device.free_memory() - reserved_bytes
+    if ranks is not None and device.torch_device.type == "cpu":  # they share it
+        free //= ranks.shard.size
+    pages = plan_pages(layers, config, max_model_len, dtype, device, free)
+    pages = pages if ranks is None else ranks.least(pages)
     asked = config.cache.max_num_pages
     cache = PagedKVCache(layers, pages, config.cache.page_size, dtype, device, asked)
     if asked is not None and not cache.resizable:

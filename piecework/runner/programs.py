@@ -31,6 +31,8 @@ from piecework.models.decoder import CausalLM
 from piecework.profile import Profile
 from piecework.runner.attention import PagedAttention
 from piecework.runner.chained import ChainedStep, make_chain
+from piecework.runner.placing import check_placed
+from piecework.runner.ranks import Ranks
 from piecework.runner.recipe import HeadPasses, Recipe
 
 if TYPE_CHECKING:
@@ -73,7 +75,7 @@ class Programs:
         """Return a runner of these programs over `cache`; nothing is captured yet."""
         if isinstance(cache, StaticKVCache):
             return self._static(cache)
-        return self.paged_graphs(cache)
+        return self.over_pages(cache)
 
     def _static(self, cache: StaticKVCache) -> StaticSteps:
         from piecework.runner.static import StaticSteps  # it needs the tracer
@@ -83,8 +85,8 @@ class Programs:
         context = CompileContext(self.device, counters=self.counters)
         return StaticSteps(self.body, head, self.compiler, context, self.model.attention_specs, cache)
 
-    def paged_graphs(self, cache: PagedKVCache) -> GraphRunner:
-        """Return the runner over a paged cache."""
+    def over_pages(self, cache: PagedKVCache) -> GraphRunner:
+        """Return a runner over a paged cache; see `graphs`."""
         settings = self.config.compilation_config
         return GraphRunner(
             self.body,
@@ -128,6 +130,7 @@ def make_programs(
     max_len: int,
     *,
     stored: bool = True,
+    ranks: Ranks | None = None,
 ) -> Programs:
     """Build both programs or take them from the disk, and plan captures from what the device has room for.
 
@@ -136,6 +139,7 @@ def make_programs(
         cache_dir: where programs and compiled pieces are kept.
         max_len: the longest context, in tokens.
         stored: a program from the disk will do; it has no graphs and no report of its passes to look at.
+        ranks: the group that captures the same sizes, where this is a rank's part of the model.
 
     Raises:
         TraceError, SplitError, CompileError, PassError: in strict mode.
@@ -145,7 +149,7 @@ def make_programs(
         settings = settings.with_changes(splitting_ops=DEFAULT_SPLITTING_OPS)
     static = config.cache.kv_strategy == "static"
     counters, head_counters = Counters(), Counters()
-    keeps = stored and not recipe.guards_runs and not static
+    keeps = stored and not recipe.guards_runs and not recipe.places and not static
     store = _store(model, config, device, cache_dir) if keeps else None
     body = store.load("body", model, counters) if store else None
     head = store.load("head", model, head_counters) if store else None
@@ -153,7 +157,8 @@ def make_programs(
         from piecework.graph.build import Options, build_head_program, build_program
 
         passes = recipe.passes(model)
-        made = Options(device, settings, passes, recipe.compiler, counters, profile, cache_dir)
+        compiler = recipe.compiler_of("body")
+        made = Options(device, settings, passes, compiler, counters, profile, cache_dir)
         if body is None:
             # Static programs are made of the body's graph; pieces of it never run.
             pieces = replace(made, compiler=make_compiler("eager")) if static else made
@@ -162,9 +167,11 @@ def make_programs(
                 store.save("body", body, model, counters)
         if head is None:
             made = replace(made, passes=HeadPasses(passes), counters=head_counters)
+            made = replace(made, compiler=recipe.compiler_of("head"))
             head = build_head_program(model, made)
             if store:
                 store.save("head", head, model, head_counters)
+    check_placed(recipe.places, {"body": body.opaque_reason, "head": head.opaque_reason})
     if any(getattr(piece, "moved", False) for piece in (*body.pieces, *head.pieces)):
         if device.captures:
             log.warning("nothing is captured on %s: a piece runs on another device", device.name)
@@ -178,15 +185,15 @@ def make_programs(
         table_width=pages_for(max_len, config.cache.page_size),
     )
     chain = make_chain(body, device, settings.chain, cache_dtype(config, model.dtype, device))
-    compiler = recipe.compiler if choices.whole_sizes else None
+    whole = recipe.compiler if choices.whole_sizes else None
     if static:
-        compiler = make_compiler(recipe.compiler_name)
+        whole = make_compiler(recipe.compiler_name)
     programs = Programs(
-        model, body, head, device, choices, buffers, counters, head_counters, config, chain, compiler
+        model, body, head, device, choices, buffers, counters, head_counters, config, chain, whole
     )
     if device.captures and not choices.whole_sizes and not static:
         with profile.time("capture.plan"):
-            _plan(programs)
+            _plan(programs, ranks)
     return programs
 
 
@@ -207,15 +214,20 @@ def _store(model: CausalLM, config: EngineConfig, device: Device, cache_dir: Pat
     return ProgramStore(cache_dir, device, parts)
 
 
-def _plan(programs: Programs) -> None:
+def _plan(programs: Programs, ranks: Ranks | None) -> None:
     """Measure what a graph takes on a cache of one page, and choose the sizes that have room."""
     layers = layer_shapes(programs.model)
     dtype = cache_dtype(programs.config, programs.model.dtype, programs.device)
     page_size = programs.config.cache.page_size
-    graphs = programs.paged_graphs(PagedKVCache(layers, 2, page_size, dtype, programs.device))
+    graphs = programs.over_pages(PagedKVCache(layers, 2, page_size, dtype, programs.device))
     if graphs.wishes:
         programs.cost = measure(graphs)
         budget = int(programs.device.free_memory() * _GRAPH_SHARE)
+        if ranks is not None:  # the ranks' graphs have to be of the same sizes, as their sums are
+            budget, programs.cost = (
+                ranks.least(budget),
+                Cost(ranks.most(programs.cost.pool), ranks.most(programs.cost.graph)),
+            )
         programs.plan = graphs.plan(budget, programs.cost)
     programs.counters.captures = programs.head_counters.captures = 0  # those for the measurement are gone
 

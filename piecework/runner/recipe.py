@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor, fx
@@ -23,6 +23,7 @@ from piecework.failsafe.policy import Policy
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
 from piecework.ops.registry import REFERENCE
+from piecework.runner.placing import HEAD, PlacingCompiler, read_places
 from piecework.runner.spare import FailsafeCompiler, Spares
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Recipe:
     spares: Spares = field(default_factory=Spares)
     policy: Policy = field(default_factory=Policy)
     at_run: bool = False
+    places: Mapping[str, Device] = field(default_factory=dict)
     _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -70,6 +72,11 @@ class Recipe:
         if not self.spares.names or self.policy.failover == "off":
             return made
         return FailsafeCompiler(made, self.spares, self.policy, self.guards_runs)
+
+    def compiler_of(self, program: Literal["body", "head"]) -> Compiler:
+        """The compiler of one of the programs, with those of the devices on which pieces of it were put."""
+        own = {piece: d for piece, d in self.places.items() if (piece == HEAD) == (program == "head")}
+        return PlacingCompiler(self.compiler, own) if own else self.compiler
 
     def passes(self, model: CausalLM) -> PassManager:
         """The passes of the model's graph: what there is to fuse depends on how its layers are quantised."""
@@ -116,6 +123,7 @@ def make_recipe(
         functools.partial(make_passes, config, device, model, dtype),
         spares or Spares(),
         Policy(config.device.failover),  # type: ignore[arg-type]
+        places=read_places(config.device.place, dtype),
         at_run=not device.chains and capture.decode == capture.prefill == "eager",
     )
     if settings.compiler != "auto":

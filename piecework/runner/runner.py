@@ -16,6 +16,7 @@ from piecework.kvcache import PagedKVCache, StaticKVCache
 from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult, build_inputs
 from piecework.runner.programs import Programs
+from piecework.runner.ranks import Ranks
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
 from piecework.runner.steps import LAYER, StepTeller
 from piecework.sampling import TokenLogprob
@@ -30,21 +31,37 @@ _NOTHING = ItemResult()
 class Runner:
     """Executes batches on a model's programs and its cache. One slice of rows per item, in order."""
 
-    def __init__(self, programs: Programs, cache: PagedKVCache | StaticKVCache, profile: Profile) -> None:
+    def __init__(
+        self,
+        programs: Programs,
+        cache: PagedKVCache | StaticKVCache,
+        profile: Profile,
+        ranks: Ranks | None = None,
+    ) -> None:
+        """`ranks`: the group that has the other parts of the model; only rank 0 has results."""
         self.programs = programs
         self.device = programs.device
         self.cache = cache
         self.profile = profile
+        self._ranks = ranks
         self.graphs = programs.graphs(cache)
         if programs.plan is not None and isinstance(self.graphs, GraphRunner):
             with profile.time("capture"):
                 self.graphs.capture(programs.plan)
         self._counters = {"body": programs.counters, "head": programs.head_counters}
+        self._closed = False
         self._teller = StepTeller(programs) if debug.level() >= LAYER else None
 
-    @torch.inference_mode()
     def execute(self, items: Sequence[BatchItem]) -> list[ItemResult]:
         """Run one step; the result has an entry per item, in the same order."""
+        return self.examine(items)[0]
+
+    @torch.inference_mode()
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step as `execute` does, and return the logits too: a row per item that draws, [R, V].
+
+        They may be overwritten by the next step; None where nothing is drawn.
+        """
         start = now()
         phase: Phase = "decode" if all(item.span.length == 1 for item in items) else "prefill"
         with self.profile.time(f"{phase}.prepare"):
@@ -58,11 +75,15 @@ class Runner:
                 inputs.metadata,
                 [inputs.starts[i + 1] - 1 for i in drawing],
             )
+            if self.device.watches_cache and isinstance(self.cache, PagedKVCache):
+                pages = self.cache.num_pages
+                self.device.notify("cache", 0, [t[:pages] for t in self.cache.tensors().values()])
             self.device.synchronize()
         if self._teller is not None:
             self._teller.tell(phase, len(items), inputs.input_ids.shape[0], now() - start)
         with self.profile.time(f"{phase}.sample"):
             results = [_NOTHING] * len(items)
+            logits = None if logits is None else self._gather(logits)
             if logits is not None:
                 states = [state for item in items if (state := item.sampling) is not None]
                 for i, result in zip(drawing, draw(logits, states), strict=True):
@@ -73,7 +94,7 @@ class Runner:
                     rows = hidden[start : start + len(item.prompt_targets)]
                     scored = self._score(rows, item.prompt_targets, item.prompt_top)
                     results[i] = results[i]._replace(prompt_logprobs=scored)
-        return results
+        return results, logits
 
     @property
     def dtype(self) -> str:
@@ -94,7 +115,13 @@ class Runner:
         return {name: counters.snapshot() for name, counters in self._counters.items()}
 
     def close(self) -> None:
-        """Give graphs, cache and weights back to the device; the runner can't be used after that."""
+        """Give graphs, cache and weights back to the device; a second call does nothing.
+
+        The runner can't be used after that.
+        """
+        if self._closed:
+            return
+        self._closed = True
         try:
             self.graphs.release()
         except Exception as error:  # of a device that is lost; what it held is lost, too
@@ -106,8 +133,16 @@ class Runner:
         scored: list[TokenLogprob] = []
         for start in range(0, len(targets), _HEAD_ROWS):
             part = slice(start, start + _HEAD_ROWS)
-            scored += prompt_logprobs(self.graphs.head(rows[part]), list(targets[part]), top)
+            logits = self._gather(self.graphs.head(rows[part]))
+            if logits is not None:
+                scored += prompt_logprobs(logits, list(targets[part]), top)
         return scored
+
+    def _gather(self, logits: Tensor) -> Tensor | None:
+        """Return logits of the whole vocabulary, None where another rank gets them."""
+        if self._ranks is None:
+            return logits
+        return self._ranks.gather(logits, self.programs.model.config.vocab_size)
 
 
 def draw(logits: Tensor, states: Sequence[SamplingState]) -> list[ItemResult]:

@@ -68,14 +68,7 @@ class FailsafeCompiler:
             if next(asked) == 0:  # by place: a spare's name may be the home's without its options
                 home.notify("compile", context.index)
                 return self._first.compile(piece, context)
-            device = self._device(name)
-            device.notify("compile", context.index)
-            compiler = make_compiler(device.default_compiler())
-            try:
-                return compiler.compile(piece, replace(context, device=device))
-            except CompileError as error:
-                log.info("%s; the piece runs uncompiled on %s (key %s)", error, name, context.key[:12])
-                return make_compiler("eager").compile(piece, replace(context, device=device))
+            return compile_on(self._device(name), piece, context)
 
         what = f"piece {context.index} (key {context.key[:12]})"
         failover = Failover([home.name, *self._spares.names], factory, self._policy, what=what)
@@ -149,9 +142,30 @@ class FailsafePiece:
         if active.index == 0:
             home.notify("piece", self._context.index)
             return active.model(inputs, outputs)
-        device = self._device(active.device)
-        # Between devices with memory of their own, weights could stay over there once they are copied.
-        results = active.model([device.place(tensor) for tensor in inputs])
-        if outputs is not None:
-            return write_results(results, outputs)
-        return [home.place(tensor) for tensor in results]
+        return run_on(active.model, self._device(active.device), home, inputs, outputs)
+
+
+def compile_on(device: Device, piece: fx.GraphModule, context: CompileContext) -> CompiledPiece:
+    """Compile `piece` as `device` does by default; what its compiler does not take runs uncompiled."""
+    device.notify("compile", context.index)
+    own = replace(context, device=device)
+    try:
+        return make_compiler(device.default_compiler()).compile(piece, own)
+    except CompileError as error:
+        log.info("%s; the piece runs uncompiled on %s (key %s)", error, device.name, context.key[:12])
+        return make_compiler("eager").compile(piece, own)
+
+
+def run_on(
+    piece: CompiledPiece,
+    device: Device,
+    home: Device,
+    inputs: Sequence[Tensor],
+    outputs: Sequence[Tensor] | None,
+) -> Sequence[Tensor]:
+    """Run a piece on `device` between pieces that run on `home`; see CompiledPiece."""
+    # Between devices with memory of their own, weights could stay over there once they are copied.
+    results = piece([device.place(tensor) for tensor in inputs])
+    if outputs is not None:
+        return write_results(results, outputs)
+    return [home.place(tensor) for tensor in results]

@@ -34,6 +34,9 @@ def check_strategy(config: EngineConfig, device: Device) -> None:
             raise ConfigError(name, value, f"for kv_strategy={other} only")
     if strategy == "paged":
         return
+    if device.watches_cache:
+        fault = config.device.inject_fault
+        raise ConfigError("inject_fault", fault, "no fault of the cache with kv_strategy=static")
     if settings.whole_program:
         raise ConfigError("splitting_ops", [], "for kv_strategy=paged: static programs are whole already")
     for name in ("decode_graph", "prefill_graph"):

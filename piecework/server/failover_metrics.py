@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+
+from piecework.engine.gaps import BOUNDS, Seconds
 
 if TYPE_CHECKING:
     from piecework.engine.service import Service
@@ -16,10 +24,15 @@ _LABELS = ["from", "to", "stage", "reason"]
 def failover_metrics(service: Service) -> Iterator[Metric]:
     """Make metrics of a service's devices. `reason` is an error's class, since texts have no end."""
     active = GaugeMetricFamily("piecework_active_device", "1 for the device in use", labels=["device"])
-    for device in service.config.device.devices:
-        active.add_metric([device], float(device == service.device_name))
+    reference = service.config.audit.audit_device
+    in_use = service.device_name.split(",")  # children of one service may have one each
+    for device in dict.fromkeys(
+        (*service.config.device.devices, *in_use, *((reference,) if reference else ()))
+    ):
+        active.add_metric([device], float(device in in_use))
     yield active
-    moves = CounterMetricFamily("piecework_failover", "Moves from a device that failed", labels=_LABELS)
+    what = "Moves from a device that failed, or that an operator asked for"
+    moves = CounterMetricFamily("piecework_failover", what, labels=_LABELS)
     spent = CounterMetricFamily(
         "piecework_failover_seconds", "Time until the next device was ready", labels=_LABELS
     )
@@ -31,3 +44,23 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
         moves.add_metric(found, len(times))
         spent.add_metric(found, sum(times))
     yield from (moves, spent)
+    pauses = service.pauses()
+    yield _histogram(
+        "failover_gap", "a request's last token before a takeover to its first after", pauses.gaps
+    )
+    yield _histogram(
+        "failover_detection", "the begin of a step to the error that it failed with", pauses.detections
+    )
+    standby = service.standby()
+    if standby is not None:
+        warm = GaugeMetricFamily("piecework_standby_warm", "1 where a standby is ready", labels=["device"])
+        warm.add_metric([standby["device"]], float(standby["status"] == "warm"))
+        yield warm
+
+
+def _histogram(name: str, what: str, found: Seconds) -> Metric:
+    """Make a family of cumulative buckets, as Prometheus has them."""
+    bounds = [*(str(bound) for bound in BOUNDS), "+Inf"]
+    buckets = list(zip(bounds, map(float, accumulate(found.counts)), strict=True))
+    full = f"piecework_{name}_seconds"
+    return HistogramMetricFamily(full, f"Seconds from {what}", buckets=buckets, sum_value=found.sum)

@@ -16,6 +16,7 @@ from starlette.types import Scope
 
 from piecework.engine.outputs import Delta
 from piecework.sampling import SamplingParams
+from piecework.server.audit_metrics import audit_metrics
 from piecework.server.failover_metrics import failover_metrics
 from piecework.server.graph_metrics import graph_metrics
 from piecework.server.worker_metrics import worker_metrics
@@ -122,6 +123,7 @@ class _EngineCollector(Collector):
             moved.add_metric(name.split("."), count)
         yield moved
         yield from failover_metrics(self._service)
+        yield from audit_metrics(self._service)
         yield from graph_metrics(self._service.graph_counters())
         yield from worker_metrics(self._service.workers())
         yield from self._profile()

@@ -119,6 +119,12 @@ class DetokenizeRequest(Body):
     skip_special_tokens: bool = False
 
 
+class DeviceRequest(Body):
+    """POST /admin/device."""
+
+    device: str
+
+
 class KVRequest(Body):
     """POST /admin/kv."""
 

@@ -120,9 +120,9 @@ class Server(uvicorn.Server):
 
 def _load(config: EngineConfig) -> Service:
     with imports_stay():  # seconds, which a mistake in the settings need not wait for
-        from piecework.engine.service import Service
+        from piecework.engine.data_parallel import make_service
 
-    return Service(config)
+    return make_service(config)
 
 
 def _with_key(config: ServerConfig) -> ServerConfig:

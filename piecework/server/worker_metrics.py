@@ -19,6 +19,11 @@ def worker_metrics(workers: Sequence[Context]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "piecework_worker_restarts", "Processes that took a dead one's place", labels=["worker"]
     )
+    running = GaugeMetricFamily("piecework_worker_requests_running", "Those it runs", labels=["worker"])
+    waiting = GaugeMetricFamily("piecework_worker_requests_waiting", "Those that wait", labels=["worker"])
+    pending = GaugeMetricFamily(
+        "piecework_worker_pending_tokens", "Tokens that it may have to compute", labels=["worker"]
+    )
     for worker in workers:
         info.add_metric(
             [worker.name],
@@ -32,4 +37,8 @@ def worker_metrics(workers: Sequence[Context]) -> Iterator[Metric]:
         up.add_metric([worker.name], worker.status == "ready")
         generation.add_metric([worker.name], worker.generation)
         restarts.add_metric([worker.name], worker.restarts)
-    yield from (info, up, generation, restarts)
+        running.add_metric([worker.name], worker.running)
+        waiting.add_metric([worker.name], worker.waiting)
+        if worker.pending_tokens is not None:
+            pending.add_metric([worker.name], worker.pending_tokens)
+    yield from (info, up, generation, restarts, running, waiting, pending)

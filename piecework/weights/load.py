@@ -15,6 +15,7 @@ from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.folder import read_config, read_generation_config
 from piecework.weights.names import Piece, is_harmless, pieces_of
+from piecework.weights.sharded import whole_of
 from piecework.weights.source import Source
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ def _plan(
         sizes = getattr(module, "sizes", None)
         pieces = pieces_of(name, parameter.shape, packed, sizes, offered.__contains__)
         plan.extend((piece, piece.view(parameter.detach())) for piece in pieces)
-    if isinstance(checkpoint, DummyCheckpoint):
+    if isinstance(whole_of(checkpoint), DummyCheckpoint):
         return plan
     wanted: dict[str, Shapes] = {piece.name: (tuple(view.shape),) for piece, view in plan}
     wanted.update(taken)

@@ -104,13 +104,24 @@ class SafetensorsCheckpoint:
             raise ModelError(
                 f"{entry.file.path}: tensor {name} has shape {list(entry.shape)}, not {list(out.shape)}"
             )
+        self._read(name, entry, entry.start, out)
+
+    def read_rows(self, name: str, first: int, out: Tensor) -> None:
+        """Copy the rows of a weight from `first` on into `out`, as `read` does the whole."""
+        entry = self._entry(name)
+        if tuple(out.shape[1:]) != entry.shape[1:] or first + out.shape[0] > entry.shape[0]:
+            rows = f"rows {first} to {first + out.shape[0]} of {list(out.shape)}"
+            raise ModelError(f"{entry.file.path}: tensor {name} has shape {list(entry.shape)}, not {rows}")
+        skipped = first * math.prod(entry.shape[1:]) * entry.dtype.itemsize
+        self._read(name, entry, entry.start + skipped, out)
+
+    def _read(self, name: str, entry: _Entry, position: int, out: Tensor) -> None:
         castable = entry.dtype.is_floating_point and out.dtype.is_floating_point
         if entry.dtype != out.dtype and not castable:
             types = f"{entry.dtype}, which does not turn into {out.dtype}"
             raise ModelError(f"{entry.file.path}: tensor {name} has dtype {types}")
         if not out.numel():
             return
-        position = entry.start
         for part in out.view(-1).split(STEP // entry.dtype.itemsize):
             size = part.numel() * entry.dtype.itemsize
             part.copy_(torch.from_numpy(entry.file.copy(position, size)).view(entry.dtype))

@@ -73,8 +73,8 @@ def test_sequences_mean_what_the_fused_op_means(op: str) -> None:
 def test_bytes_are_those_that_have_to_be_moved() -> None:
     inputs = Inputs(make_device("cpu"), torch.bfloat16, 192, 5)
     assert make_case("add_rms_norm", inputs).nbytes == 2 * (4 * 5 * 192 + 192)
-    qkv = 5 * (3 + 1 + 1) * 64  # in and out; int64 positions; of the table the cosines and sines of 5 rows
-    assert make_case("split_qkv_rope", inputs).nbytes == 2 * 2 * qkv + 8 * 5 + 4 * 5 * 64
+    heads = 5 * (3 + 1) * 64  # of queries and keys; int64 positions; of the table cosines and sines of 5 rows
+    assert make_case("split_qkv_rope", inputs).nbytes == 2 * 2 * heads + 8 * 5 + 4 * 5 * 64
 
 
 def test_wrong_numbers_are_not_timed(

@@ -151,12 +151,12 @@ def test_a_start_that_fails_says_so(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow
-def test_as_many_pieces_compile_at_any_depth_and_the_second_start_takes_them_from_the_cache() -> None:
-    settings = {"dtype": "float32", "compilation_config": {"compiler": "inductor"}}
-    report = run_startup(settings, StartupOptions(layers="3,9"))
-    for cold, warm in zip(report["starts"][::2], report["starts"][1::2], strict=True):
-        assert (cold["start"], warm["start"]) == ("cold", "warm")
-        found = {s["start"]: s["counters"]["body"] for s in (cold, warm)}
-        assert {kind: counts["cache_hits"] for kind, counts in found.items()} == {"cold": 0, "warm": 3}
-        assert found["cold"]["compiles"] == 3
-    assert report["compile_ratio"] > 0 and report["ms_per_layer"] > 0
+def test_the_second_start_takes_its_pieces_from_the_cache(tmp_path: Path) -> None:
+    """That as many compile at any depth is shown by tests/compile/test_inductor.py."""
+    model = str(save_tiny(tmp_path / "llama", "llama"))
+    settings = {"model": model, "dtype": "float32", "compilation_config": {"compiler": "inductor"}}
+    cold, warm = run_startup(settings, StartupOptions(layers="4"))["starts"]
+    assert (cold["start"], warm["start"]) == ("cold", "warm")
+    found = {s["start"]: s["counters"]["body"] for s in (cold, warm)}
+    assert {kind: counts["cache_hits"] for kind, counts in found.items()} == {"cold": 0, "warm": 3}
+    assert found["cold"]["compiles"] == 3

@@ -26,6 +26,7 @@ def figures(run: Run, *arguments: str) -> dict[str, Any]:
     [
         [],
         ["--dtype", "bfloat16", "--quantization", "w8a8-dynamic"],
+        ["--dtype", "bfloat16", "--quantization", "w8", "--lm-head", "w8"],
         ["--num-pages", "9"],
         ["--kv-cache-memory", "1M", "--max-model-len", "100", "--max-num-seqs", "2"],
     ],

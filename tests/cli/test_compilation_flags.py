@@ -234,7 +234,7 @@ def test_the_config_of_the_issue_works_and_says_what_it_does(run: Run, tiny: Pat
     plain = run("generate", "hi", "--model", str(tiny), "--max-tokens", "3", "--dtype", "float32")
     for device in ("cpu", "sim"):
         flags = ["--compilation-config", text, "--max-tokens", "3", "--dtype", "float32", "--device", device]
-        flags += ["--max-model-len", "32"]  # few sizes of prefill
+        flags += ["--max-model-len", "32", "--max-num-seqs", "4", "--max-num-batched-tokens", "32"]
         done = run("generate", "hi", "--model", str(tiny), *flags, "--log-level", "info")
         assert done.code == 0, done.err
         assert done.out == plain.out

@@ -28,6 +28,16 @@ from piecework.runner.recipe import make_passes
 SCHEMES = ("float", "dynamic", "static", "offset", "w8", *KINDS, "Q4_K+Q6_K")
 
 
+def pairwise(names: Sequence[str]) -> list[tuple[str, str, torch.dtype]]:
+    """Schemes, models of these names and types, each one of them with each of every other."""
+    types = (torch.float32, torch.bfloat16, torch.float16)
+    return [
+        (scheme, name, types[(i + j) % len(types)])
+        for i, scheme in enumerate(SCHEMES)
+        for j, name in enumerate(names)
+    ]
+
+
 def native_model(name: str, dtype: torch.dtype, scheme: str = "float") -> CausalLM:
     """A model of two layers with random weights, its linears of the scheme's kind."""
     overrides = {"num_hidden_layers": 2, "max_position_embeddings": MAX_POSITIONS}

@@ -71,7 +71,7 @@ def floats(dtype: torch.dtype) -> tuple[Callable[..., Any], list[Tensor]]:
 
 
 def integers() -> tuple[Callable[..., Any], list[Tensor]]:
-    """All ops that quantise or have int8 weights, and their weights."""
+    """All ops that quantise or have int8 weights, and their weights, some token ids at the end."""
     made = torch.Generator().manual_seed(2)
     scale = torch.tensor([0.02])
     weights = [
@@ -83,6 +83,7 @@ def integers() -> tuple[Callable[..., Any], list[Tensor]]:
         torch.rand(24, generator=made) / 127,
         torch.randint(-999, 999, (24,), generator=made).to(torch.int32),
         torch.randn(24, generator=made),
+        torch.tensor([3, 0, 23]),
     ]
 
     def fn(
@@ -95,6 +96,7 @@ def integers() -> tuple[Callable[..., Any], list[Tensor]]:
         w_scale: Tensor,
         quant_bias: Tensor,
         bias: Tensor,
+        ids: Tensor,
     ) -> Any:
         xq, x_scale = OPS.dynamic_quantize(x)
         double = torch.cat((x, x + 0.5), -1)
@@ -106,6 +108,7 @@ def integers() -> tuple[Callable[..., Any], list[Tensor]]:
             OPS.linear_w8a8(static, weight, w_scale, None, quant_bias, bias, torch.float32),
             OPS.linear_w8a8(xq, weight, w_scale, x_scale, None, None, torch.bfloat16),
             OPS.linear_w8(x, weight, w_scale, bias),
+            OPS.embedding_int8(ids, weight, w_scale, torch.float32),
             OPS.rms_norm_quant(x, norm, 1e-5, s, r),
             *OPS.rms_norm_dynamic_quant(x, norm, 1e-5),
             *OPS.add_rms_norm_quant(x, x * 2, norm, 1e-5, s, r, offset),

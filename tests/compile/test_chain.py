@@ -10,11 +10,11 @@ from dataclasses import replace
 import pytest
 import torch
 from chain_rig import ChainRig, run_pieces
-from native_models import SCHEMES, native_model, native_program
+from native_models import SCHEMES, native_model, native_program, pairwise
 from programs import random_model
 
 from piecework.compile.chain import Chain
-from piecework.compile.chain_link import NotChainedError
+from piecework.compile.chain_link import NotChainedError, link_chain
 from piecework.compile.native_piece import InputError
 from piecework.devices import make_device
 from piecework.errors import CaptureError, PieceworkError
@@ -22,6 +22,7 @@ from piecework.graph.program import HoleCall, Program
 from piecework.kvcache import AttentionMetadata
 from piecework.native import library
 from piecework.ops.attention import paged_attention
+from piecework.ops.cpu.kernels import KERNELS
 from piecework.runner.chained import ChainedStep, make_chain
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
@@ -53,11 +54,9 @@ def test_quantised_models_too(scheme: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2", "qwen3"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_everything_with_everything(scheme: str, name: str, dtype: torch.dtype) -> None:
-    random_steps(ChainRig(native_model(name, dtype, scheme)), 40, seed=3)
+@pytest.mark.parametrize(("scheme", "name", "dtype"), pairwise(["llama", "mistral", "qwen2", "qwen3"]))
+def test_all_schemes_models_and_types(scheme: str, name: str, dtype: torch.dtype) -> None:
+    random_steps(ChainRig(native_model(name, dtype, scheme)), 25, seed=3)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +101,17 @@ def test_inputs_in_another_form(rig: ChainRig) -> None:
         with pytest.raises(InputError, match=r"input 1 of a piece must be int64 \[T\]"):
             rig.step([ids, bad], made.metadata)
     rig.finish(5)
+
+
+def test_attention_reads_values_where_the_projection_put_them(rig: ChainRig) -> None:
+    config = rig.model.config
+    width = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    place = KERNELS["paged_attention"].fields.index
+    calls = link_chain(rig.program).calls
+    assert [call.kernel for call in calls].count("split_qkv_rope") == config.num_layers
+    found = [call.fields for call in calls if call.kernel == "paged_attention"]
+    strides = [[fields[place(f"{name}_stride")].offset.constant for name in "kv"] for fields in found]
+    assert strides == [[config.num_kv_heads * config.head_dim, width]] * config.num_layers
 
 
 def test_a_result_stays_when_the_next_step_runs(rig: ChainRig) -> None:

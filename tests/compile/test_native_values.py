@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import torch
-from native_models import SCHEMES, both_programs
+from native_models import SCHEMES, both_programs, pairwise
 from programs import inputs_of
 
 from piecework.compile.native_piece import NativePiece
@@ -49,10 +49,8 @@ def test_quantised_pieces(scheme: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fused", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_everything_with_everything(scheme: str, name: str, dtype: torch.dtype, fused: bool) -> None:
+@pytest.mark.parametrize(("scheme", "name", "dtype"), pairwise(["llama", "qwen2", "qwen3"]))
+def test_all_schemes_models_and_types(scheme: str, name: str, dtype: torch.dtype, fused: bool) -> None:
     check(name, dtype, scheme, fused)
 
 

@@ -53,6 +53,49 @@ def test_results_of_a_step_become_nan():
     assert [bool(r.isnan().all()) for r in results] == [False, True, False]
 
 
+@pytest.mark.parametrize("kind", ["nan", "wrong"])
+def test_wrong_numbers_are_where_they_are_planned_and_go_on(kind):
+    def after(where, step=4):
+        """Hidden states, logits and a page of cache after a step in which each value is its column."""
+        device = make_device("sim", read_faults(f"point=run,step=3+,kind={kind},where={where}", 1))
+        tensors = [device.place(torch.arange(4.0).expand(2, 4).contiguous()) for _ in range(3)]
+        device.notify("step", step)
+        device.notify("done", step, tensors[:2])
+        assert device.watches_cache == (where == "cache")
+        if device.watches_cache:
+            device.notify("cache", 0, tensors[2:])
+        return tensors
+
+    good = torch.arange(4.0).expand(2, 4)
+    bad = torch.full((2, 4), torch.nan) if kind == "nan" else good.roll(1, -1)
+    half = torch.cat([good[:1], bad[1:]])
+    for where, expected in (
+        ("results", (bad, bad, good)),
+        ("row", (good, half, good)),
+        ("cache", (good, good, bad)),
+        ("replay", (good, good, good)),  # nothing was replayed
+    ):
+        for found, wanted in zip(after(where), expected, strict=True):
+            torch.testing.assert_close(found, wanted, equal_nan=True)
+        for found in after(where, step=2):
+            torch.testing.assert_close(found, good)
+
+
+def test_a_replay_is_wrong_and_the_same_step_without_one_is_not():
+    device = make_device("sim", read_faults("point=run,step=1+,kind=wrong,where=replay", 1))
+    x, pool = device.place(torch.arange(4.0)), device.new_pool()
+    graph, _ = device.capture(lambda: x.mul_(1.0), pool)
+    for replays, expected in ((1, [3.0, 0.0, 1.0, 2.0]), (0, [3.0, 0.0, 1.0, 2.0])):
+        device.notify("step", 2)
+        for _ in range(replays):
+            graph.replay()
+        device.notify("done", 2, [x])
+        assert x.tolist() == expected
+    graph.release()
+    with pytest.raises(ConfigError, match=r"where=replay.*cpu captures no graphs"):
+        make_device("cpu", read_faults("point=run,kind=nan,where=replay", 1))
+
+
 def test_faults_belong_to_places_in_the_list():
     text = "point=compile,device=1,piece=5;point=run,kind=hang"
     assert read_faults(text, 2) == [PlannedFault("compile", 1, piece=5), PlannedFault("run", kind="hang")]
@@ -66,8 +109,12 @@ def test_faults_belong_to_places_in_the_list():
         ("point=run,point=run", "each at most once"),
         ("point=run,where=here", "point="),
         ("point=boot", "one of compile, run"),
-        ("point=run,kind=sulk", "one of error, hang, abort, nan"),
+        ("point=run,kind=sulk", "one of error, hang, abort, nan, wrong"),
         ("point=run,step=x", "a whole number as step"),
+        ("point=run,step=+", "a whole number as step"),
+        ("point=run,kind=nan,where=here", "one of results, row, cache, replay"),
+        ("point=run,where=row", "for kind=nan or kind=wrong"),
+        ("point=run,kind=wrong,where=cache,piece=1", "without a piece"),
         ("point=compile,kind=nan", "nothing runs"),
         ("point=run,device=2", "a device below 2"),
     ],

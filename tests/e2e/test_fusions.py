@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +51,21 @@ def run(folder: str, device: str, quantization: str, **settings: Any) -> tuple[l
         return results, llm.service.runner.programs.counters
 
 
-def compare(folder: str, mode: str, quantization: str, caplog: pytest.LogCaptureFixture) -> dict[str, int]:
+@pytest.fixture(scope="module")
+def plain() -> Callable[[str, str], tuple[list[Any], Any]]:
+    """Give what the eager engine says without fusions, by folder and quantisation."""
+    return cache(lambda folder, quantization: run(folder, "cpu", quantization, passes=["dead_code"]))
+
+
+def compare(
+    folder: str, mode: str, quantization: str, caplog: pytest.LogCaptureFixture, plain: Any
+) -> dict[str, int]:
     device, settings = MODES[mode]
     with caplog.at_level(logging.WARNING, logger="piecework.passes"):
         fused, counters = run(folder, device, quantization, verify_passes=True, **settings)
     assert [r for r in caplog.records if r.name == "piecework.passes"] == []
-    plain, single = run(folder, device, quantization, passes=["dead_code"], **settings)
-    for one, other in zip(fused, plain, strict=True):
+    expected, single = plain(folder, quantization)
+    for one, other in zip(fused, expected, strict=True):
         assert one.finish_reason == other.finish_reason == "length"
         for index, (got, wanted) in enumerate(zip(one.token_ids, other.token_ids, strict=True)):
             if got != wanted:
@@ -73,15 +83,15 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("mode", ["cpu", *(pytest.param(m, marks=pytest.mark.slow) for m in list(MODES)[1:])])
-def test_float(qwen3: str, mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert compare(qwen3, mode, "none", caplog) == {"split_qkv_rmsnorm_rope": 3, "add_rms_norm": 6}
+def test_float(qwen3: str, mode: str, caplog: pytest.LogCaptureFixture, plain: Any) -> None:
+    assert compare(qwen3, mode, "none", caplog, plain) == {"split_qkv_rmsnorm_rope": 3, "add_rms_norm": 6}
 
 
 @pytest.mark.parametrize(
     "mode", ["sim-full", *(pytest.param(m, marks=pytest.mark.slow) for m in MODES if m != "sim-full")]
 )
-def test_int8(qwen3: str, mode: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert compare(qwen3, mode, "w8a8-dynamic", caplog) == {
+def test_int8(qwen3: str, mode: str, caplog: pytest.LogCaptureFixture, plain: Any) -> None:
+    assert compare(qwen3, mode, "w8a8-dynamic", caplog, plain) == {
         "split_qkv_rmsnorm_rope": 3,
         "add_rms_norm": 1,
         "add_rms_norm_dynamic_quant": 5,
@@ -93,6 +103,8 @@ def test_int8(qwen3: str, mode: str, caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("quantization", ["none", "w8a8-dynamic"])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])
-def test_other_models(tmp_path: Path, name: str, quantization: str, caplog: pytest.LogCaptureFixture) -> None:
-    found = compare(str(save_tiny(tmp_path, name)), "sim-full", quantization, caplog)
+def test_other_models(
+    tmp_path: Path, name: str, quantization: str, caplog: pytest.LogCaptureFixture, plain: Any
+) -> None:
+    found = compare(str(save_tiny(tmp_path, name)), "sim-full", quantization, caplog, plain)
     assert found["split_qkv_rope"] == 3 and found["add_rms_norm"] == (6 if quantization == "none" else 1)

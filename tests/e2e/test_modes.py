@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import pytest
+from shrinking_batches import CAPTURED, PREFILLS, generate
 from tiny import save_tiny
 
 from piecework import LLM
 from piecework.errors import ModelError
 from piecework.weights.source import resolve
 
-CAPTURED = [1, 2, 4]
 NEAR_TIE = 2e-3
 
 
@@ -38,7 +37,7 @@ class Mode:
             "prefill_graph": self.prefill,
         }
         if self.captures:
-            config |= {"decode_capture_sizes": CAPTURED, "prefill_capture_sizes": [4, 16, 48]}
+            config |= {"decode_capture_sizes": CAPTURED, "prefill_capture_sizes": PREFILLS}
         return {"device": self.device, "compilation_config": config}
 
 
@@ -51,8 +50,8 @@ MODES = [
 INDUCTOR = [Mode("cpu", compiler="inductor"), Mode("sim", "full", "piecewise", "inductor")]
 
 
-def run(model: str, mode: Mode, prompts: list[list[int]], batches: tuple[int, ...], max_tokens: int):
-    """Greedy results of each batch of prompts, with the best two log probabilities of each token."""
+def run(model: str, mode: Mode, vocabulary: int, max_tokens: int):
+    """Greedy results of batches of each size, with the best two log probabilities of each token."""
     with LLM(
         model,
         dtype="float32",
@@ -62,17 +61,7 @@ def run(model: str, mode: Mode, prompts: list[list[int]], batches: tuple[int, ..
         kv_cache_memory=2**26,
         **mode.settings(),
     ) as llm:
-        results = [
-            llm.generate(
-                prompts[:batch],
-                temperature=0.0,
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                logprobs=2,
-                prompt_logprobs=1,
-            )
-            for batch in batches
-        ]
+        results = generate(llm, vocabulary, max_tokens, logprobs=2, prompt_logprobs=1)
         counters = llm.service.runner.programs.counters
         layers = llm.service.model_config.num_layers
     assert (counters.pieces, counters.holes, counters.traces) == (layers + 1, layers, 1)
@@ -80,7 +69,7 @@ def run(model: str, mode: Mode, prompts: list[list[int]], batches: tuple[int, ..
     assert (counters.replays > 0) == mode.captures and counters.eager_runs > 0
     if mode.decode == "full":
         assert counters.captures >= len(CAPTURED)
-    return [result for batch in results for result in batch]
+    return results
 
 
 def check_equal(expected, found) -> None:
@@ -103,25 +92,16 @@ def moe(tmp_path_factory):
     return str(save_tiny(tmp_path_factory.mktemp("moe"), "qwen3_moe"))
 
 
-def prompts_below(vocabulary: int) -> list[list[int]]:
-    rng = random.Random(3)
-    return [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 16, 1, 40, 33, 90)]
-
-
-BATCHES = (1, 3, 4, 6)  # captured, between two captured sizes, captured, above the largest
-FEWER_BATCHES = (1, 3, 6)  # of a model that takes minutes
-
-
 @pytest.fixture(scope="module")
 def expected(moe):
-    return run(moe, Mode("cpu"), prompts_below(320), BATCHES, 12)
+    return run(moe, Mode("cpu"), 320, 12)
 
 
 @pytest.mark.parametrize(
     "mode", [*MODES, *(pytest.param(m, marks=pytest.mark.slow) for m in INDUCTOR)], ids=str
 )
 def test_a_mixture_of_experts(moe, expected, mode):
-    check_equal(expected, run(moe, mode, prompts_below(320), BATCHES, 12))
+    check_equal(expected, run(moe, mode, 320, 12))
 
 
 @pytest.fixture(scope="module")
@@ -130,11 +110,11 @@ def default_expected():
         resolve("smollm2-135m")
     except ModelError as error:
         pytest.skip(f"the default model can't be had here: {error}")
-    return run("smollm2-135m", Mode("cpu"), prompts_below(49152), FEWER_BATCHES, 64)
+    return run("smollm2-135m", Mode("cpu"), 49152, 64)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("mode", MODES, ids=str)
 def test_the_default_model(default_expected, mode):
-    check_equal(default_expected, run("smollm2-135m", mode, prompts_below(49152), FEWER_BATCHES, 64))
+    check_equal(default_expected, run("smollm2-135m", mode, 49152, 64))

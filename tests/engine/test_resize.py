@@ -113,7 +113,7 @@ class Load:
         return tokens, reasons[0]
 
 
-@pytest.mark.parametrize("device", ["cpu", "sim"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("sim", marks=pytest.mark.slow)])
 def test_ten_changes_under_load_change_no_token(make_service, alone, device):
     """On sim decode steps are replays of captured graphs, which know addresses."""
     debug = {"enable_debug_mode": True}

@@ -115,7 +115,7 @@ def test_an_abort_costs_as_much_in_a_long_queue(engine: Engine) -> None:
     found = []
     engine.add(counted(0))
     engine.abort("0")  # the first of a kind begins its count
-    for waiting in (8, 2000):
+    for waiting in (8, 400):
         for number in range(waiting):
             engine.add(counted(number))
         found.append(operations(lambda: engine.abort("5")))

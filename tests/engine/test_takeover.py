@@ -53,27 +53,29 @@ def clean(folder):
     return tokens, texts
 
 
-def test_clients_see_the_tokens_of_a_clean_run_whichever_step_fails(make_service, clean, caplog):
-    """The fault is moved from a chunk of a prompt over decode steps to the last one, on one service each."""
-    for step in (1, 3, STEPS - 1):
-        caplog.clear()
-        fault = f"point=run,device=0,step={step}"
-        service = make_service(device="sim,cpu", inject_fault=fault, **SMALL)
-        tokens, last, texts = collect(service)
-        assert (tokens, texts) == clean, fault
-        assert {delta.finish_reason for delta in last.values()} == {"length"}
-        assert last[(1, 0)].usage.completion_tokens == 6
-        health = service.health()
-        assert (health["status"], health["device"], service.device_name) == ("degraded", "cpu", "cpu")
-        (event,) = health["events"]
-        assert (event["from"], event["to"], event["stage"], event["done"]) == ("sim", "cpu", "run", True)
-        assert f"planned fault at step {step}" in event["reason"]
-        moved = [r for r in caplog.records if r.name == "piecework.failsafe"]
-        assert [r.levelno for r in moved] == [logging.WARNING]
-        service.close()
-        stats = service.stats()
-        assert (stats.kv_pages_used, stats.preemptions_total) == (0, 0)
-        assert stats.generation_tokens_total == sum(map(len, tokens.values()))
+@pytest.mark.parametrize(
+    "step",
+    [pytest.param(1, marks=pytest.mark.slow), 3, pytest.param(STEPS - 1, marks=pytest.mark.slow)],
+    ids=["chunk of a prompt", "decode", "last"],
+)
+def test_clients_see_the_tokens_of_a_clean_run_whichever_step_fails(make_service, clean, caplog, step):
+    fault = f"point=run,device=0,step={step}"
+    service = make_service(device="sim,cpu", inject_fault=fault, **SMALL)
+    tokens, last, texts = collect(service)
+    assert (tokens, texts) == clean
+    assert {delta.finish_reason for delta in last.values()} == {"length"}
+    assert last[(1, 0)].usage.completion_tokens == 6
+    health = service.health()
+    assert (health["status"], health["device"], service.device_name) == ("degraded", "cpu", "cpu")
+    (event,) = health["events"]
+    assert (event["from"], event["to"], event["stage"], event["done"]) == ("sim", "cpu", "run", True)
+    assert f"planned fault at step {step}" in event["reason"]
+    moved = [r for r in caplog.records if r.name == "piecework.failsafe"]
+    assert [r.levelno for r in moved] == [logging.WARNING]
+    service.close()
+    stats = service.stats()
+    assert (stats.kv_pages_used, stats.preemptions_total) == (0, 0)
+    assert stats.generation_tokens_total == sum(map(len, tokens.values()))
 
 
 @pytest.mark.slow

@@ -86,12 +86,12 @@ def test_break_even_says_why_there_is_nothing_to_measure(
     assert explained("llama").break_even.note == (
         "prefill runs its pieces eagerly on cpu, so nothing is replayed"
     )
-    programs = sim_programs(tmp_path, prefill_capture_sizes=[8])
+    programs = sim_programs(tmp_path, decode_capture_sizes=[1], prefill_capture_sizes=[8])
     assert break_even(programs).note.startswith("not measured: graphs of sim are interpreted")
 
 
 def test_break_even_is_measured_on_real_captures_and_leaves_no_trace(tmp_path: Path) -> None:
-    programs = sim_programs(tmp_path, prefill_capture_sizes=[16, 32, 48])
+    programs = sim_programs(tmp_path, decode_capture_sizes=[1], prefill_capture_sizes=[16, 32, 48])
     assert isinstance(programs.device, type(make_device("sim")))
     graphs, counted = programs.device.graphs, programs.counters.snapshot()
     measured = measure(programs, [16, 48])

@@ -24,7 +24,7 @@ from piecework.native import library
 
 Command = Callable[..., str]
 Explained = Callable[..., Report]
-SIM = {"device": "sim", "max_model_len": 32, "max_num_seqs": 8}
+SIM = {"device": "sim", "max_model_len": 32, "max_num_seqs": 8, "max_num_batched_tokens": 32}
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

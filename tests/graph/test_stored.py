@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,7 @@ from piecework.graph.counters import Counters
 from piecework.graph.program import Program
 from piecework.graph.stored import ProgramStore, _digest
 
-SIM: dict[str, Any] = {"device": "sim", "num_pages": 32, "max_num_seqs": 2, "max_num_batched_tokens": 16}
+SIM: dict[str, Any] = {"device": "sim", "num_pages": 32, "max_num_seqs": 2, "max_num_batched_tokens": 4}
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 PROMPT = [5, 9, 11]
 
@@ -42,6 +43,29 @@ def stored(cache: Path) -> list[Path]:
     return sorted((cache / "programs").glob("*.json"))
 
 
+class First:
+    """What a first start leaves and says; one for each compiler."""
+
+    def __init__(self, folder: Path, places: pytest.TempPathFactory) -> None:
+        self._folder, self._places = folder, places
+        self._made: dict[str, tuple[Path, list[int], dict[str, int]]] = {}
+
+    def leave(self, cache: Path, compiler: str = "auto") -> tuple[list[int], dict[str, int]]:
+        """Leave its programs in `cache`; return its tokens and counts."""
+        if compiler not in self._made:
+            place = self._places.mktemp("first")
+            settings = {"compile_cache_dir": str(place), "compiler": compiler}
+            self._made[compiler] = (place, *answer(self._folder, place, compilation_config=settings))
+        place, tokens, counts = self._made[compiler]
+        shutil.copytree(place, cache, dirs_exist_ok=True)
+        return tokens, counts
+
+
+@pytest.fixture(scope="module")
+def first(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> First:
+    return First(folder, tmp_path_factory)
+
+
 @pytest.mark.parametrize("settings", [{}, SIM], ids=["cpu", "sim"])
 def test_the_second_start_takes_it_and_gives_the_same(
     folder: Path, tmp_path: Path, settings: dict[str, Any]
@@ -56,8 +80,8 @@ def test_the_second_start_takes_it_and_gives_the_same(
     assert taken["replays"] == made["replays"] and taken["captures"] == made["captures"]
 
 
-def test_a_start_from_the_disk_imports_no_tracer(folder: Path, tmp_path: Path) -> None:
-    answer(folder, tmp_path)
+def test_a_start_from_the_disk_imports_no_tracer(folder: Path, first: First, tmp_path: Path) -> None:
+    first.leave(tmp_path)
     code = f"""
 import sys
 from piecework import LLM
@@ -80,8 +104,10 @@ print(*(name for name in ("sympy", "torch._dynamo", "torch._inductor") if name i
     ],
     ids=["passes", "strict", "dtype", "device"],
 )
-def test_other_settings_get_another_program(folder: Path, tmp_path: Path, changed: dict[str, Any]) -> None:
-    answer(folder, tmp_path)
+def test_other_settings_get_another_program(
+    folder: Path, first: First, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    first.leave(tmp_path)
     before = stored(tmp_path)
     changed = {**changed}
     changed["compilation_config"] = {
@@ -103,11 +129,11 @@ def test_verified_passes_run_every_time(folder: Path, tmp_path: Path) -> None:
     "damage", ["no step", "truncated", "no piece", "no counts", "other weight", "op", "kernel", "no content"]
 )
 def test_a_damaged_entry_is_told_and_made_again(
-    folder: Path, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+    folder: Path, first: First, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     compiler = "eager" if damage == "op" else "auto"
     compilation = {"compile_cache_dir": str(tmp_path), "compiler": compiler}
-    expected, _ = answer(folder, tmp_path, compilation_config=compilation)
+    expected, _ = first.leave(tmp_path, compiler)
     for path in stored(tmp_path):
         content = json.loads(path.read_text())["content"]
         entry = {"sha256": _digest(content), "content": content}
@@ -140,8 +166,8 @@ def test_a_damaged_entry_is_told_and_made_again(
     assert answer(folder, tmp_path, compilation_config=compilation)[1]["stored_programs"] == 1
 
 
-def test_a_body_without_its_head_keeps_its_counts(folder: Path, tmp_path: Path) -> None:
-    _, made = answer(folder, tmp_path)
+def test_a_body_without_its_head_keeps_its_counts(folder: Path, first: First, tmp_path: Path) -> None:
+    _, made = first.leave(tmp_path)
     for path in stored(tmp_path):
         if not json.loads(path.read_text())["content"]["counters"].get("holes"):
             path.unlink()

@@ -76,15 +76,20 @@ def test_another_size_of_heads_and_another_eps() -> None:
     check_model("qwen3", None, head_dim=96, rms_norm_eps=1e-6)
 
 
+# Each value of each dimension with each one of every other.
+OTHERS = [(1e-5, False), (1e-6, True), (1e-5, True), (1e-6, False)]
+GRID = [
+    (name, OTHERS[(i + j + k) % len(OTHERS)], head_dim, scheme)
+    for i, name in enumerate(LAYERS)
+    for j, head_dim in enumerate((64, 96, 128))
+    for k, scheme in enumerate(SCHEMES)
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("head_dim", [64, 96, 128])
-@pytest.mark.parametrize("eps", [1e-5, 1e-6])
-@pytest.mark.parametrize("name", list(LAYERS))
-def test_the_grid(name: str, eps: float, head_dim: int, scheme: str | None, bias: bool) -> None:
-    if name == "qwen2" and not bias:
-        pytest.skip("Qwen2's projections always have biases")
+@pytest.mark.parametrize(("name", "others", "head_dim", "scheme"), GRID)
+def test_the_grid(name: str, others: tuple[float, bool], head_dim: int, scheme: str | None) -> None:
+    eps, bias = others
     # transformers' Qwen2 config knows no head_dim; ours reads it.
     overrides: dict[str, Any] = {} if name == "qwen2" else {"attention_bias": bias}
     check_model(name, scheme, rms_norm_eps=eps, head_dim=head_dim, **overrides)

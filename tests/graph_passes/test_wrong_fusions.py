@@ -59,9 +59,19 @@ def _halves_swapped(x: Any) -> Any:
     return OPS.silu_mul_dynamic_quant(torch.cat([gate, up], -1))
 
 
+def _with_values(op: Callable[..., Any]) -> Callable[..., Any]:
+    """The op, and behind it the values that the right replacement gives: in `attend`, 2 heads of 8."""
+    return lambda qkv, *rest: (*op(qkv, *rest), qkv[:, -16:].view(-1, 2, 8))
+
+
 def _keys_for_values(qkv: Any, positions: Any, cos_sin: Any, heads: Any, kv_heads: Any) -> Any:
-    q, k, _ = OPS.split_qkv_rope(qkv, positions, cos_sin, heads, kv_heads)
+    q, k = OPS.split_qkv_rope(qkv, positions, cos_sin, heads, kv_heads)
     return q, k, k * 1
+
+
+def _values_before_keys(qkv: Any, positions: Any, cos_sin: Any, heads: Any, kv_heads: Any) -> Any:
+    q, k = OPS.split_qkv_rope(qkv, positions, cos_sin, heads, kv_heads)
+    return q, k, qkv[:, -32:-16].view(-1, 2, 8)
 
 
 def _swap_static(x: Any, weight: Any, eps: Any, scale: Any, reciprocal: Any) -> Any:
@@ -96,21 +106,25 @@ WRONG: dict[str, tuple[str, Replacement]] = {
     "gate and up swapped": ("silu_mul_dynamic_quant", in_order("x")(_halves_swapped)),
     "other eps, heads": (
         "split_qkv_rmsnorm_rope",
-        in_order(*NORMED)(times_ten(OPS.split_qkv_rmsnorm_rope, 5)),
+        in_order(*NORMED)(_with_values(times_ten(OPS.split_qkv_rmsnorm_rope, 5))),
     ),
     "norms of q and k swapped": (
         "split_qkv_rmsnorm_rope",
-        in_order(*QKV, "k_weight", "q_weight", "eps", *HEADS)(OPS.split_qkv_rmsnorm_rope),
+        in_order(*QKV, "k_weight", "q_weight", "eps", *HEADS)(_with_values(OPS.split_qkv_rmsnorm_rope)),
     ),
-    "biases dropped": ("split_qkv_rmsnorm_rope/biases", in_order(*NORMED)(OPS.split_qkv_rmsnorm_rope)),
+    "biases dropped": (
+        "split_qkv_rmsnorm_rope/biases",
+        in_order(*NORMED)(_with_values(OPS.split_qkv_rmsnorm_rope)),
+    ),
     "biases swapped": (
         "split_qkv_rmsnorm_rope/biases",
-        in_order(*NORMED, "k_bias", "q_bias")(OPS.split_qkv_rmsnorm_rope),
+        in_order(*NORMED, "k_bias", "q_bias")(_with_values(OPS.split_qkv_rmsnorm_rope)),
     ),
     "keys for values": ("split_qkv_rope", in_order(*QKV, *HEADS)(_keys_for_values)),
+    "values of another place": ("split_qkv_rope", in_order(*QKV, *HEADS)(_values_before_keys)),
     "pairs of other channels": (
         "split_qkv_rope",
-        in_order(*QKV, *HEADS)(lambda *a: OPS.split_qkv_rope(*a, True)),
+        in_order(*QKV, *HEADS)(_with_values(lambda *a: OPS.split_qkv_rope(*a, True))),
     ),
 }
 
@@ -147,8 +161,8 @@ def test_a_wrong_version_is_refused(why: str) -> None:
 
 def test_queries_and_keys_swapped_with_as_many_heads() -> None:
     def swapped(**found: Any) -> Any:
-        q, k, v = OPS.split_qkv_rope(*(found[name] for name in (*QKV, *HEADS)))
-        return k, q, v
+        q, k = OPS.split_qkv_rope(*(found[name] for name in (*QKV, *HEADS)))
+        return k, q, found["qkv"][:, -32:].view(-1, 4, 8)
 
     module = graph(attend(4, 4, norms=False), kv_heads=4)
     manager = PassManager(module, verify=True, strict=True)

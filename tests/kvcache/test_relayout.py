@@ -45,8 +45,17 @@ CASES = [(shape, kv_dim, DTYPES) for shape in SHAPES for kv_dim in range(4)]
 CASES += [(shape, kv_dim, DTYPES[::2]) for shape in LLM_SHAPES for kv_dim in (2, 3)]
 
 
+def apart(number, shape, kv_dim, dtypes):
+    """A case with one of its types, each in its turn, and slow with the others."""
+    own = number % len(dtypes)
+    rest = (*dtypes[:own], *dtypes[own + 1 :])
+    return (shape, kv_dim, dtypes[own : own + 1]), pytest.param(shape, kv_dim, rest, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("shape", "kv_dim", "dtypes"), CASES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "kv_dim", "dtypes"), [c for i, case in enumerate(CASES) for c in apart(i, *case)], ids=str
+)
 def test_caches_of_every_form_grow_and_shrink(shape, kv_dim, dtypes, method):
     """Keys are kv_dim 2, transposed values kv_dim 3. Nothing stands before some token dimensions, and then
     nothing would move: two caches that follow each other do.

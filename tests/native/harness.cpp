@@ -22,6 +22,7 @@ extern "C" void piecework_linear(const piecework::LinearCall*);
 extern "C" void piecework_linear_w8a8(const piecework::W8A8Call*);
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
 extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
+extern "C" void piecework_embedding_int8(const piecework::Int8EmbeddingCall*);
 extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*);
 extern "C" void piecework_dequantise_rows(const piecework::DequantiseCall*);
 extern "C" void piecework_pack_rows(const piecework::PackCall*);
@@ -126,6 +127,13 @@ void embedding() {
   Buffer<float> y(6 * 7), z(6 * 256);
   const EmbeddingCall call{ids, table.data.get(), y.data.get(), 6, 7 * 4, 9 * 4, 5};
   piecework_embedding(&call);
+  Buffer<int8_t> rounded(5 * 9);
+  Buffer<float> scale(5), rows(6 * 9);
+  for (int i = 0; i < 5 * 9; ++i) rounded.data[i] = int8_t(i - 20);
+  for (int i = 0; i < 5; ++i) scale.data[i] = float(i + 1) / 4;
+  const Int8EmbeddingCall int8{ids, rounded.data.get(), scale.data.get(), rows.data.get(), 6, 9, 5, FLOAT32};
+  piecework_embedding_int8(&int8);
+  expect(rows.data[8] == 24 * 1.25f && std::isnan(rows.data[2 * 9]) && rows.data[5 * 9] == 7, "embedding_int8");
   for (int64_t kind : KINDS) {
     const int64_t size = layout_of(kind).channels();
     Buffer<uint8_t> w(kind);

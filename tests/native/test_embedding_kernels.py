@@ -45,10 +45,22 @@ def test_rows_in_blocks(kind: str, dtype: torch.dtype) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_int8(dtype: torch.dtype) -> None:
+    op = ops.get("embedding_int8")
+    for size in (1, 33, 64):
+        args = (IDS, torch.randint(-128, 128, (21, size), dtype=torch.int8), torch.rand(21), dtype)
+        assert op.resolve(("cpu", "reference"), *args).name == "cpu"
+        assert torch.equal(op.implementations["cpu"].run(*args), op.reference(*args))
+
+
 def test_an_id_out_of_range_gives_nan_and_nothing_of_the_memory() -> None:
     ids = torch.tensor([2**62, 1, -1, 24])
     for dtype in DTYPES:
         found = torch.ops.piecework.embedding(ids, torch.ones(24, 5, dtype=dtype))
         blocks = torch.ops.piecework.embedding_blocks(ids, packed_weights("Q4_0", 3, 1), dtype)
-        for rows in (found, blocks):
+        int8 = torch.ops.piecework.embedding_int8(
+            ids, torch.ones(24, 5, dtype=torch.int8), torch.ones(24), dtype
+        )
+        for rows in (found, blocks, int8):
             assert rows.isnan().all(1).tolist() == [True, False, True, True]

@@ -50,7 +50,7 @@ def test_rotary(shape: Any, dtype: torch.dtype, interleaved: bool) -> None:
 @given(shapes, st.sampled_from(DTYPES), st.booleans())
 def test_split_and_rotate(shape: Any, dtype: torch.dtype, interleaved: bool) -> None:
     tokens, group, kv_heads, (size, half) = shape
-    qkv = _packed(tokens, group * kv_heads, kv_heads, size, dtype).contiguous()
+    qkv = _packed(tokens, group * kv_heads, kv_heads, size, dtype)
     check("split_qkv_rope", (qkv, *_table(tokens, half), group * kv_heads, kv_heads, interleaved))
 
 
@@ -60,7 +60,7 @@ def test_split_norm_and_rotate(
     shape: Any, dtype: torch.dtype, q_bias: bool, k_bias: bool, interleaved: bool
 ) -> None:
     tokens, group, kv_heads, (size, half) = shape
-    qkv = _packed(tokens, group * kv_heads, kv_heads, size, dtype).contiguous()
+    qkv = _packed(tokens, group * kv_heads, kv_heads, size, dtype)
     weights = [(torch.rand(size) + 0.5).to(dtype) for _ in range(2)]
     biases = [torch.randn(size).to(dtype) if there else None for there in (q_bias, k_bias)]
     fixed = (1e-6, group * kv_heads, kv_heads)

@@ -50,7 +50,7 @@ def _exact(x: torch.Tensor, weight: torch.Tensor) -> None:
     assert torch.equal(_product(x, weight), wanted.float())
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 32, 48, 53, 67])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 15, 16, 32, 53, 67])
 def test_products_are_exact(rows: int) -> None:
     for k, n in [(576, 192), (1536, 64), (577, 37), (31, 5), (1, 1), (16, 3), (65, 130), (4101, 23)]:
         _exact(_int8(rows, k), _int8(n, k))
@@ -67,7 +67,7 @@ def test_the_largest_sums_are_exact() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(1, 12) | st.integers(45, 60), st.integers(1, 140), st.integers(1, 80))
+@given(st.integers(1, 40), st.integers(1, 140), st.integers(1, 80))
 def test_any_shape_is_exact(rows: int, k: int, n: int) -> None:
     _exact(_int8(rows, k), _int8(n, k))
 

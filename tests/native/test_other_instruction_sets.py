@@ -1,7 +1,7 @@
 """The kernels as other machines run them: without vectors, with wider ones, with VNNI's multiplication.
 
-Each is built here, the last two with an emulation of what this machine may lack, and put to the tests of
-the kernels in a process of its own.
+Each is built here, the second with an emulation of what this machine may lack, and put to the tests of the
+kernels in a process of its own.
 """
 
 from __future__ import annotations
@@ -53,11 +53,6 @@ def test_without_vectors(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif("avx2" not in toolchain.supported(), reason="needs AVX2")
-def test_with_the_width_of_avx512(tmp_path: Path) -> None:
-    _run("avx2", tmp_path, "-DPIECEWORK_LANES=16")
-
-
-@pytest.mark.slow
-@pytest.mark.skipif("avx2" not in toolchain.supported(), reason="needs AVX2")
-def test_with_vnni(tmp_path: Path) -> None:
-    _run("avx2", tmp_path, "-include", str(FOLDER / "emulated_vnni.h"))
+def test_with_the_width_of_avx512_and_vnni(tmp_path: Path) -> None:
+    """Machines that have VNNI, as the kernels look for it, have AVX-512, too."""
+    _run("avx2", tmp_path, "-DPIECEWORK_LANES=16", "-include", str(FOLDER / "emulated_vnni.h"))

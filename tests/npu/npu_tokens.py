@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
 from typing import Any
+
+from shrinking_batches import generate
 
 from piecework import LLM
 from piecework.engine.result import Result
 from piecework.graph.counters import Counters
 
-SIZES = [1, 2, 4]
 VOCABULARY = 320
 """Of the tiny models."""
 NEAR_TIE = 2e-3
 
 
-def prompts(vocabulary: int) -> list[list[int]]:
-    rng = random.Random(3)
-    return [[rng.randrange(vocabulary) for _ in range(n)] for n in (7, 16, 1, 40, 33, 90)]
-
-
 def run(
-    model: str,
-    settings: dict[str, Any],
-    vocabulary: int,
-    max_tokens: int = 8,
-    batches: Sequence[int] = (1, 3, 6),
+    model: str, settings: dict[str, Any], vocabulary: int, max_tokens: int = 8
 ) -> tuple[list[Result], Counters, int]:
     """Greedy results of some batches, the counters of the body, and the number of layers."""
     with LLM(
@@ -39,17 +29,7 @@ def run(
         kv_cache_memory=2**25,
         **settings,
     ) as llm:
-        results = [
-            result
-            for batch in batches
-            for result in llm.generate(
-                prompts(vocabulary)[:batch],
-                temperature=0.0,
-                max_tokens=max_tokens,
-                ignore_eos=True,
-                logprobs=2,
-            )
-        ]
+        results = generate(llm, vocabulary, max_tokens, logprobs=2)
         return results, llm.service.runner.programs.counters, llm.service.model_config.num_layers
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from npu_tokens import SIZES, VOCABULARY, check_equal, run
+from npu_tokens import VOCABULARY, check_equal, run
+from shrinking_batches import CAPTURED
 from stub_vendor import Vendor, registered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -24,12 +25,12 @@ def test_tokens_are_those_of_the_eager_engine(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     wanted = expected(kind, quantization)
-    config = {"compiler": "dynamo:stub_vendor", "splitting_ops": [], "decode_capture_sizes": SIZES}
+    config = {"compiler": "dynamo:stub_vendor", "splitting_ops": [], "decode_capture_sizes": CAPTURED}
     settings = {"device": "npu", "page_size": 128, "quantization": quantization}
     with registered(Vendor()) as vendor:
         found, counters, layers = run(tiny_path(kind), {**settings, "compilation_config": config}, VOCABULARY)
     check_equal(wanted, found)
-    assert vendor.whole == [(size, layers) for size in sorted(SIZES, reverse=True)]
+    assert vendor.whole == [(size, layers) for size in sorted(CAPTURED, reverse=True)]
     assert vendor.calls == counters.whole_runs > 0 and counters.captures == 0
     assert vendor.pieces == counters.distinct + 1, "those of prefill, and the head"
     assert "decode of 3 rows runs in pieces; there are whole programs of exactly 1, 2, 4" in caplog.text

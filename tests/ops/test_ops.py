@@ -42,6 +42,7 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
         "split_qkv_rmsnorm_rope": (qkv, *turn, torch.randn(8), torch.randn(8), 1e-5, 6, 2),
         "linear_w8a8": w8a8,
         "linear_w8": (x, int8_weight, scale, torch.randn(7)),
+        "embedding_int8": (torch.randint(0, 7, (tokens,)), int8_weight, scale, torch.bfloat16),
         "linear_blocks": (torch.randn(tokens, 64), blocks, 9, torch.randn(9)),
         "linear_block_parts": (
             torch.randn(tokens, 64),
@@ -51,11 +52,24 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
             torch.randn(9),
         ),
         "embedding_blocks": (torch.randint(0, 9, (tokens,)), blocks, torch.float32),
+        "all_reduce": (x,),
     }[name]
 
 
+@pytest.fixture
+def one_rank():
+    """A group of this process alone."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
 @pytest.mark.parametrize("name", [n for n in ops.names() if not n.startswith("paged_attention")])
-def test_op_is_registered_everywhere_and_passes_opcheck(name):
+def test_op_is_registered_everywhere_and_passes_opcheck(name, request):
+    if name == "all_reduce":
+        request.getfixturevalue("one_rank")
     op = ops.get(name)
     for key in DEFAULT_ORDER:
         assert torch._C._dispatch_has_kernel_for_dispatch_key(op.qualified_name, key)

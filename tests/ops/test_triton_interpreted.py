@@ -27,9 +27,10 @@ needs_triton = pytest.mark.skipif(
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["rows", "heads", "linear", "attention", "program"])
-def test_kernels_under_the_interpreter(name: str) -> None:
-    command = [sys.executable, "-m", "pytest", f"tests/triton_kernels/test_triton_{name}.py"]
+@pytest.mark.parametrize("names", [("rows", "linear"), ("heads", "attention"), ("program",)], ids=" ".join)
+def test_kernels_under_the_interpreter(names: tuple[str, ...]) -> None:
+    files = [f"tests/triton_kernels/test_triton_{name}.py" for name in names]
+    command = [sys.executable, "-m", "pytest", *files]
     command += ["-m", "not gpu", "-p", "no:cacheprovider"]
     env = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=1200)

@@ -171,12 +171,14 @@ def change(folder: Path, *, drop: tuple[str, ...] = (), **tensors: Tensor) -> No
     save_file({**kept, **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}, path)
 
 
-def loaded(folder: Path, quantization: str = "auto", dtype: torch.dtype = torch.float32) -> Any:
+def loaded(
+    folder: Path, quantization: str = "auto", dtype: torch.dtype = torch.float32, lm_head: str = "auto"
+) -> Any:
     """The engine's model of a folder."""
     checkpoint = open_checkpoint(Source("folder", folder))
     try:
         config = ModelConfig.from_dict(checkpoint.config)
-        reader = choose_reader(checkpoint, quantization)
+        reader = choose_reader(checkpoint, quantization, lm_head)
         cpu = torch.device("cpu")
         return load_model(config, checkpoint, reader, dtype=dtype, device=cpu, max_positions=64)
     finally:

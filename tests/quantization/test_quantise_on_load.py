@@ -17,11 +17,7 @@ from piecework import LLM
 from piecework.errors import ConfigError, ModelError
 from piecework.graph.trace import trace
 from piecework.layers.int8 import Int8Linear, StaticInput, W8A8Linear
-from piecework.layers.linear import Linear
-from piecework.quantization.assemble import read_target
 from piecework.quantization.numerics import covering, offset_bias, quantise_rows_, static_input
-from piecework.quantization.reader import Int8Shard
-from piecework.quantization.targets import Part, Target
 
 QUANTISED = 4e-2  # as in test_int8_formats.py
 
@@ -63,26 +59,6 @@ def test_an_offset_is_undone_exactly() -> None:
     x = torch.randint(-128, 128, (3, 40))
     exact = (x - 17) @ weight.long().T
     assert torch.equal(x @ weight.long().T + offset_bias(weight, 17), exact)
-
-
-def test_a_rank_that_does_not_hold_the_bias_adds_none() -> None:
-    class Fixed:
-        description = "fixed"
-
-        def scheme_of(self, linear: str) -> str:
-            return "w8a8-static"
-
-        def read(self, linear: str, weight: torch.Tensor, bias: bool) -> Int8Shard:
-            weight.fill_(2)
-            return Int8Shard(torch.ones(4), torch.ones(4), StaticInput(0.5, 3))
-
-    module = Linear(8, 4, bias=True, dtype=torch.float32, device=torch.device("cpu"))
-    target = Target("o_proj", module, "w8a8-static", (Part("o_proj", 0, 4),))
-    made = {"dtype": torch.float32, "device": torch.device("cpu")}
-    first = read_target(target, Fixed(), **made)
-    other = read_target(target, Fixed(), **made, with_bias=False)
-    assert first.quant_bias.tolist() == [-48] * 4 and first.bias.tolist() == [1] * 4
-    assert other.quant_bias is None and other.bias is None
 
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe"])

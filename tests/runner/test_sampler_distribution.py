@@ -92,7 +92,10 @@ def test_a_small_vocabulary(params: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     "params",
-    [{}, {"top_p": 0.97}, {"top_k": 1500}, {"top_k": 1300, "top_p": 0.9}, {"min_p": 0.001}, {"top_p": 0.3}],
+    [
+        *({"top_k": 1300, "top_p": 0.9}, {"min_p": 0.001}, {"top_p": 0.3}),
+        *(pytest.param(p, marks=pytest.mark.slow) for p in ({}, {"top_p": 0.97}, {"top_k": 1500})),
+    ],
     ids=str,
 )
 def test_more_tokens_than_are_looked_at_first(params: dict[str, Any]) -> None:

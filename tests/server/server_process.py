@@ -80,7 +80,7 @@ class ServerProcess:
     def _ready_url(self) -> str:
         """Read the announced URL; a server that ends or hangs instead fails with its log."""
         assert self.process.stdout is not None
-        timer = threading.Timer(120, self.process.kill)
+        timer = threading.Timer(300, self.process.kill)
         timer.start()
         try:
             for line in self.process.stdout:

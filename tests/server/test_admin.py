@@ -1,4 +1,4 @@
-"""POST /admin/kv: only with the API key, with the pages that there are then, and clear refusals."""
+"""/admin/kv and /admin/device: only with the API key, what there is then, and clear refusals."""
 
 from __future__ import annotations
 
@@ -18,19 +18,21 @@ KEY = {"Authorization": "Bearer secret"}
 
 @pytest.fixture(scope="module")
 def service(folder: str) -> Iterator[Service]:
-    settings = {"model": folder, "dtype": "float32", "threads": 1, "max_model_len": 256}
+    settings = {"model": folder, "dtype": "float32", "threads": 1, "max_model_len": 256, "device": "cpu,sim"}
     running = Service(EngineConfig.from_flat({**settings, "num_pages": 100, "max_num_pages": 200}))
     yield running
     running.close()
 
 
-def ask(service: Service, key: str | None, method: str, **options: Any) -> httpx.Response:
+def ask(
+    service: Service, key: str | None, method: str, path: str = "/admin/kv", **options: Any
+) -> httpx.Response:
     app = create_app(service, ServerConfig(api_key=key))
 
     async def run() -> httpx.Response:
         transport = httpx.ASGITransport(app=app)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.request(method, "/admin/kv", **options)
+            return await client.request(method, path, **options)
 
     return asyncio.run(run())
 
@@ -53,10 +55,11 @@ def test_nobody_without_the_key(service: Service) -> None:
         (None, {}, 403, "api_key_not_set"),
         (None, KEY, 403, "api_key_not_set"),
     ):
-        for method, options in (("POST", {"json": {"pages": 50}}), ("GET", {})):
-            answer = ask(service, key, method, headers=headers, **options)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
-    assert service.runner.cache.num_pages == 100
+        for path, body in (("/admin/kv", {"pages": 50}), ("/admin/device", {"device": "sim"})):
+            for method, options in (("POST", {"json": body}), ("GET", {})):
+                answer = ask(service, key, method, path, headers=headers, **options)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert service.runner.cache.num_pages == 100 and service.device_name == "cpu"
 
 
 def test_what_cannot_be_says_what_can(service: Service) -> None:
@@ -75,3 +78,20 @@ def test_what_cannot_be_says_what_can(service: Service) -> None:
         answer = ask(service, "secret", "POST", json=body, headers=KEY)
         assert answer.status_code == status and message in answer.json()["error"]["message"], answer.text
     assert service.runner.cache.num_pages == 100
+
+
+def test_a_device_is_moved_to_and_back(service: Service) -> None:
+    def move(body: dict[str, Any]) -> httpx.Response:
+        return ask(service, "secret", "POST", "/admin/device", json=body, headers=KEY)
+
+    for device, status in (("sim", "degraded"), ("cpu", "ok"), ("cpu", "ok")):
+        answer = move({"device": device})
+        assert answer.status_code == 200, answer.text
+        found = answer.json()
+        assert (found["device"], found["status"], found["devices"]) == (device, status, ["cpu", "sim"])
+        assert ask(service, "secret", "GET", "/admin/device", headers=KEY).json() == found
+    assert [(event["from"], event["to"]) for event in found["events"]] == [("cpu", "sim"), ("sim", "cpu")]
+    answer = move({"device": "npu"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_device")
+    assert "device='npu' is not allowed: one of cpu, sim" in answer.json()["error"]["message"]
+    assert move({}).status_code == move({"device": 3}).status_code == 400

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -11,16 +12,17 @@ from server_process import ServerProcess
 
 SMALL = ("--decode-capture-sizes", "8", "--prefill-capture-sizes", "16", "--chunk-size", "64")
 FLAGS = ("--dtype", "float32", "--threads", "1", "--num-pages", "200", *SMALL)
-SERIES = 'piecework_failover_total{from="sim",reason="DeviceError",stage="run",to="cpu"}'
 TOKENS = 12
 CLIENTS = 8
 
 
-def stream(server: ServerProcess, number: int) -> tuple[list[str], str | None, int]:
+def stream(
+    server: ServerProcess, number: int, tokens: int = TOKENS, on_chunk: Callable[[], None] = lambda: None
+) -> tuple[list[str], str | None, int]:
     """One client: the texts of its chunks, how it ended, and the number of its tokens."""
     body = {
         "prompt": f"Client {number} says:" + " and on" * number,
-        "max_tokens": TOKENS,
+        "max_tokens": tokens,
         "temperature": 0.0 if number % 2 else 0.8,
         "seed": number,
         "ignore_eos": True,
@@ -37,6 +39,7 @@ def stream(server: ServerProcess, number: int) -> tuple[list[str], str | None, i
             chunk = json.loads(line.removeprefix("data: "))
             if "error" in chunk:
                 return texts, chunk["error"]["message"], used
+            on_chunk()
             for choice in chunk["choices"]:
                 texts.append(choice["text"])
                 finish = choice["finish_reason"] or finish
@@ -44,19 +47,31 @@ def stream(server: ServerProcess, number: int) -> tuple[list[str], str | None, i
     return texts, finish, used
 
 
-def all_streams(server: ServerProcess) -> list[tuple[list[str], str | None, int]]:
+def all_streams(
+    server: ServerProcess, tokens: int = TOKENS, on_chunk: Callable[[], None] = lambda: None
+) -> list[tuple[list[str], str | None, int]]:
     with ThreadPoolExecutor(CLIENTS) as pool:
-        return list(pool.map(lambda number: stream(server, number), range(CLIENTS)))
+        return list(pool.map(lambda number: stream(server, number, tokens, on_chunk), range(CLIENTS)))
 
 
-def check(clean: list, server: ServerProcess) -> None:
-    got = all_streams(server)
+def check(
+    clean: list,
+    server: ServerProcess,
+    *,
+    reason: str = "DeviceError",
+    tokens: int = TOKENS,
+    on_chunk: Callable[[], None] = lambda: None,
+) -> None:
+    got = all_streams(server, tokens, on_chunk)
     assert ["".join(texts) for texts, _, _ in got] == ["".join(texts) for texts, _, _ in clean]
-    assert {(finish, used) for _, finish, used in got} == {("length", TOKENS)}
+    assert {(finish, used) for _, finish, used in got} == {("length", tokens)}
     health = server.get("/health")
     assert health.status_code == 200
     assert (health.json()["status"], health.json()["device"]) == ("degraded", "cpu")
-    assert server.metric(SERIES) == 1
+    labels = f'from="sim",reason="{reason}",stage="run",to="cpu"'
+    assert server.metric(f"piecework_failover_total{{{labels}}}") == 1
+    assert 0 < server.metric("piecework_failover_gap_seconds_count") <= CLIENTS
+    assert server.metric("piecework_failover_detection_seconds_count") == 1
     assert server.metric('piecework_active_device{device="cpu"}') == 1
     assert server.metric('piecework_active_device{device="sim"}') == 0
     assert server.log.count("took over") == 1 and "Traceback" not in server.log
@@ -83,11 +98,16 @@ def test_without_a_device_left_running_requests_end_and_new_ones_get_503(folder:
         assert (health.status_code, health.json()["status"]) == (503, "dead")
 
 
+@pytest.fixture(scope="module")
+def default_clean(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[list[str], str | None, int]]:
+    log = tmp_path_factory.mktemp("clean") / "log"
+    with ServerProcess("smollm2-135m", *FLAGS, "--device", "sim", log=log) as plain:
+        return all_streams(plain)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 1, 7, TOKENS])
-def test_the_default_model_survives_its_device(step: int, tmp_path: Path) -> None:
-    with ServerProcess("smollm2-135m", *FLAGS, "--device", "sim", log=tmp_path / "clean") as plain:
-        clean = all_streams(plain)
+def test_the_default_model_survives_its_device(step: int, default_clean: list, tmp_path: Path) -> None:
     fault = ("--device", "sim,cpu", "--inject-fault", f"point=run,device=0,step={step}")
     with ServerProcess("smollm2-135m", *FLAGS, *fault, log=tmp_path / "log") as failing:
-        check(clean, failing)
+        check(default_clean, failing)

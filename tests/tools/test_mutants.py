@@ -37,10 +37,16 @@ def test_a_patch_applies_and_names_a_test_that_exists(path):
     assert "+++ b/piecework/" in path.read_text(encoding="utf-8")
 
 
+@pytest.fixture(scope="module")
+def tester():
+    with tool.Tester() as tester:
+        yield tester
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATCHES, ids=lambda path: path.stem)
-def test_the_mutant_is_killed(path):
-    assert tool.judge(tool.read(path)) == "killed"
+def test_the_mutant_is_killed(path, tester):
+    assert tool.judge(tool.read(path), tester) == "killed"
 
 
 @pytest.mark.slow
@@ -61,13 +67,13 @@ def write_patch(folder: Path, old: str, new: str, test: str) -> Path:
 
 
 @pytest.mark.slow
-def test_the_tool_tells_survivors_and_broken_patches(tmp_path):
+def test_the_tool_tells_survivors_and_broken_patches(tmp_path, tester):
     harmless = write_patch(tmp_path, "", '__version__ = "0.0.1"', "tests/test_units.py")
-    assert tool.judge(tool.read(harmless)) == "survived tests/test_units.py"
+    assert tool.judge(tool.read(harmless), tester) == "survived tests/test_units.py"
     stale = write_patch(tmp_path, "no such line", "x = 1", "tests/test_units.py")
-    assert tool.judge(tool.read(stale)).startswith("does not apply: ")
+    assert tool.judge(tool.read(stale), tester).startswith("does not apply: ")
     missing = write_patch(tmp_path, "", '__version__ = "0.0.1"', "tests/test_units.py::test_nothing")
-    assert tool.judge(tool.read(missing)).startswith("broken, pytest says 4")
+    assert tool.judge(tool.read(missing), tester).startswith("broken, pytest says 4")
     (tmp_path / "made.patch").write_text("--- a/x\n")
     with pytest.raises(ValueError, match=r"made\.patch does not begin with a line 'Test: "):
         tool.read(tmp_path / "made.patch")

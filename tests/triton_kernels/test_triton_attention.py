@@ -109,7 +109,7 @@ def test_parts_depend_on_shapes_and_fill_the_processors():
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_decode_agrees_over_the_grid(dtype, device):
     for dim, (heads, kv_heads), window in product((64, 128), ((4, 4), (9, 3), (8, 1)), (0, 20)):
-        contexts = [1, 17, 130, 64]
+        contexts = [1, 17, 40]  # CASES have longer ones
         args = decode_args(
             contexts, heads=heads, kv_heads=kv_heads, dim=dim, page=16, window=window, padding=1, dtype=dtype
         )

@@ -1,4 +1,4 @@
-"""The kernel between the packed projection and attention, against the ops' references."""
+"""The kernel from the packed projection to queries and keys, against the ops' references."""
 
 from __future__ import annotations
 

@@ -19,7 +19,10 @@ def int8(*shape: int) -> torch.Tensor:
     return torch.randint(-128, 128, shape, dtype=torch.int8)
 
 
-def check_w8a8(rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device) -> None:
+def check_w8a8(
+    rows: int, outputs: int, inputs: int, dtype: torch.dtype, device: torch.device, few: bool = False
+) -> None:
+    """The products alone, then with each set of scales, offset and bias, or with `few` with all of them."""
     x, weight = int8(rows, inputs).to(device), int8(outputs, inputs).to(device)
     op = ops.get("linear_w8a8")
     one = torch.ones(outputs, device=device)
@@ -33,7 +36,8 @@ def check_w8a8(rows: int, outputs: int, inputs: int, dtype: torch.dtype, device:
     x_scale = torch.rand(rows, 1, device=device)
     offset = torch.randint(-5000, 5000, (outputs,), dtype=torch.int32, device=device)
     bias = torch.randn(outputs, device=device).to(dtype)
-    for args in ((x_scale, None, None), (None, offset, bias), (x_scale, offset, bias)):
+    sets = ((x_scale, offset, bias), (x_scale, None, None), (None, offset, bias))
+    for args in sets[:1] if few else sets:
         got = exact.run(x, weight, scale, *args, dtype)
         same(got, op.reference(x, weight, scale, *args, dtype))
 
@@ -63,10 +67,10 @@ def test_products_agree_with_the_reference(shape, dtype, device):
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_products_agree_over_the_grid(dtype, device):
     for rows, hidden in product((1, 7, 33), (64, 576)):
-        check_w8a8(rows, hidden, hidden, dtype, device)
+        check_w8a8(rows, hidden, hidden, dtype, device, few=True)
         check_w8(rows, hidden, hidden, dtype, device)
     if dtype == torch.bfloat16:
-        check_w8a8(256, 256, 4096, dtype, device)
+        check_w8a8(256, 64, 4096, dtype, device, few=True)
 
 
 @pytest.mark.gpu

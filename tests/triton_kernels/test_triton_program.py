@@ -28,7 +28,7 @@ EXPECTED = {
     },
     ("mistral", "w8"): {"linear_w8", "add_rms_norm", "split_qkv_rope", "paged_attention"},
 }
-PROMPTS = [[5, 9, 200, 17, 3, 44, 91, 6, 12, 13, 14], [7, 8]]
+PROMPTS = [[5, 9, 200, 17, 3], [7, 8]]
 
 
 def run(model: str, quantization: str) -> list[list[int]]:
@@ -43,14 +43,14 @@ def run(model: str, quantization: str) -> list[list[int]]:
         kv_cache_memory=2**20,
         compilation_config=config,
     ) as llm:
-        params = SamplingParams(temperature=0.0, max_tokens=4, ignore_eos=True)
+        params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
         return [result.token_ids for result in llm.generate(PROMPTS, params)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name, quantization", EXPECTED)
 def test_tokens_through_triton_kernels(name, quantization, tmp_path, monkeypatch):
-    model = str(save_tiny(tmp_path, name))
+    model = str(save_tiny(tmp_path, name, num_hidden_layers=2))
     monkeypatch.setenv("PIECEWORK_CACHE", str(tmp_path / "cache"))
     expected = run(model, quantization)
     ran: Counter[str] = Counter()

@@ -189,6 +189,9 @@ def test_only_gguf_files_have_blocks() -> None:
         choose_reader(Other(), "gguf")  # type: ignore[arg-type]
 
 
+UNCAPTURED = {"decode_graph": "eager", "prefill_graph": "eager"}
+
+
 @pytest.mark.parametrize(
     ("kinds", "settings", "in_blocks", "dtype"),
     [
@@ -197,7 +200,7 @@ def test_only_gguf_files_have_blocks() -> None:
         ({"": "Q4_1"}, {"dtype": "float32"}, False, "float32"),
         ({"": "Q4_1"}, {"dtype": "float32", "quantization": "gguf"}, True, "float32"),
         ({"": "Q4_1"}, {"quantization": "none"}, False, "bfloat16"),
-        ({"": "Q4_1"}, {"device": "sim"}, False, "float32"),
+        ({"": "Q4_1"}, {"device": "sim", "compilation_config": UNCAPTURED}, False, "float32"),
         ({}, {}, False, "float32"),
     ],
     ids=["auto", "bfloat16", "float32", "both", "none", "sim", "float file"],

@@ -219,7 +219,9 @@ def test_the_childs_thread_may_be_any_but_must_not_end_first():
     close_all(found, 5)
 
 
-@pytest.mark.parametrize("cycles", [5, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "cycles", [5, pytest.param(100, marks=pytest.mark.slow), pytest.param(1000, marks=pytest.mark.soak)]
+)
 def test_many_starts_and_closes_leak_nothing(cycles):
     close_all([started(ECHO)], 5)
     before, threads = len(fds()), threading.active_count()

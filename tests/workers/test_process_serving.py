@@ -185,14 +185,14 @@ def test_what_is_wrong_with_the_settings_is_said_as_in_one_process(folder):
         LLM("no/such/model", workers="process")
     with pytest.raises(ConfigError, match="device='warp'"):
         LLM(folder, device="warp")
-    with pytest.raises(ConfigError, match="worker_step_timeout"):
-        LLM(folder, worker_step_timeout=0.0)
+    with pytest.raises(ConfigError, match="step_timeout"):
+        LLM(folder, step_timeout=0.0)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_step_that_hangs_is_ended_and_close_does_not_wait_for_one(folder):
-    with LLM(folder, **settings(workers="process", worker_step_timeout=5.0)) as llm:
+    with LLM(folder, **settings(workers="process", step_timeout=5.0)) as llm:
         pid = llm.service.workers()[0].pid
         os.kill(pid, signal.SIGSTOP)  # it hears nothing, not even SIGTERM
         (result,) = llm.generate([5], max_tokens=2, ignore_eos=True)

@@ -26,6 +26,7 @@ from piecework.sampling import SamplingParams
 from piecework.workers.tasks.arguments import Allocate, TaskArgs
 from piecework.workers.tasks.functions import Function
 from piecework.workers.tasks.inline import inline
+from piecework.workers.tasks.limits import RINGS, CapacityError, Limits
 from piecework.workers.tasks.nested import Nested
 from piecework.workers.tasks.recording import Record
 from piecework.workers.tasks.step import Pages, StepFunctions, TaskRunner
@@ -46,11 +47,11 @@ def programs_of(name: str, tmp_path: Path) -> Programs:
 
 
 def task_runner(
-    programs: Programs, children: int = 1, plans: bool = True
+    programs: Programs, children: int = 1, plans: bool = True, limits: Limits | None = None
 ) -> tuple[list[TaskRunner], Worker, Record]:
     """Runners over the recorded inline children of one worker of level 3."""
     functions = StepFunctions.of(programs)
-    worker, record = recording_worker(3, children, (functions.body, functions.head))
+    worker, record = recording_worker(3, children, (functions.body, functions.head), limits=limits)
     runners = [TaskRunner(worker, i, programs, functions, PAGES, plans=plans) for i in range(children)]
     return runners, worker, record
 
@@ -96,6 +97,24 @@ def test_steps_as_tasks_give_the_tokens_of_the_runner(name: str, tmp_path: Path)
     assert record.names()[-2:] == ["run", "copy_from"], "a step is one message and its result"
     uploads = [name for name in record.names() if name == "copy_to"]
     assert len(uploads) < 10 < len(weights), "no weight went up again"
+    worker.close()
+
+
+def test_a_step_beyond_a_ring_is_a_typed_error_and_the_next_step_runs(tmp_path: Path) -> None:
+    programs = programs_of("llama", tmp_path)
+    hidden = programs.model.config.hidden_size * 4  # bytes of a token's state in float32
+    (tasks,), worker, _ = task_runner(programs, limits=Limits.parse(8 * hidden, 100, 100, timeout=0.05))
+    wanted = decode(tasks, PROMPTS[1:2], 4)
+    with pytest.raises(CapacityError, match="--ring-heap") as caught:
+        decode(tasks, PROMPTS, 1)  # 14 tokens
+    error = caught.value
+    assert (error.resource, error.ring, error.limit, error.wanted) == ("heap", 0, 8 * hidden, 14 * hidden)
+    assert decode(tasks, PROMPTS[1:2], 4) == wanted
+    worker.close()
+    assert (Limits().heap, Limits().task_window) == ((4 * 2**30,) * RINGS, (2**20,) * RINGS)
+    (roomy,), worker, _ = task_runner(programs)
+    decode(roomy, [[7] * 30], 1)
+    assert worker.high_water["heap"][0] == 30 * hidden
     worker.close()
 
 

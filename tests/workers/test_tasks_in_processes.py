@@ -19,8 +19,9 @@ from piecework.workers.tasks.worker import Worker
 F32 = torch.float32
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
+    """Its first child is killed by the last test."""
     made = Worker(3, [process(name="a"), process(name="b")], functions=FUNCTIONS).start()
     yield made
     made.close()

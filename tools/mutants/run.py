@@ -2,7 +2,8 @@
 
 Each `*.patch` beside this file is a unified diff against the repository that takes one defence out of
 `piecework/`, after a line `Test: <pytest node>` that names the test which must fail then, and a line or
-two that say what the defence is for. Every patch is applied to a copy of the tree of its own.
+two that say what the defence is for. Every patch is applied to a copy of the tree of its own, and its test
+runs in a fork of a process that has imported torch and the like but not the package (`warm.py`).
 
     python tools/mutants/run.py             all patches
     python tools/mutants/run.py NAME ...    some of them, by file name without .patch
@@ -13,6 +14,7 @@ Exit status 1: a patch survived (its test passed), does not apply, or its test f
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import subprocess
@@ -20,6 +22,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -46,29 +49,52 @@ def read(path: Path) -> Mutant:
 
 def copy_tree(target: Path) -> None:
     """Copy what the tests need."""
-    skip = shutil.ignore_patterns("__pycache__", "*.pyc")
     for name in COPIED:
         source = ROOT / name
         if source.is_dir():
-            shutil.copytree(source, target / name, ignore=skip)
+            shutil.copytree(source, target / name)
         else:
             shutil.copy2(source, target / name)
 
 
-def run_tests(tree: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run tests in `tree`, on the package that lies there and not on an installed one."""
-    environment = {**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"}
-    where = "import piecework, sys; sys.exit(piecework.__file__)"
-    found = subprocess.run(
-        [sys.executable, "-c", where], cwd=tree, env=environment, capture_output=True, text=True
-    )
-    if not found.stderr.startswith(str(tree)):
-        raise RuntimeError(f"the tests would run on {found.stderr.strip()} and not on the copy in {tree}")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests]
-    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True)
+class Tester:
+    """The process of `warm.py`; `close` (or the end of a `with`) ends it."""
+
+    def __init__(self) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment.pop("PYTHONPATH", None)
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "warm.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Tester:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def run(self, tree: Path, tests: list[str]) -> tuple[int, str]:
+        """Run tests in `tree`, on the package that lies there: pytest's exit status, and its output."""
+        assert self._process.stdin and self._process.stdout
+        self._process.stdin.write(
+            json.dumps([str(tree), "-q", "-x", "-p", "no:cacheprovider", *tests]) + "\n"
+        )
+        self._process.stdin.flush()
+        status, output = json.loads(self._process.stdout.readline())
+        return status, output
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.communicate()
 
 
-def judge(mutant: Mutant) -> str:
+def judge(mutant: Mutant, tester: Tester) -> str:
     """Apply the patch to a copy and run its test: `killed`, or what is wrong."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         tree = Path(folder).resolve()
@@ -78,12 +104,12 @@ def judge(mutant: Mutant) -> str:
         )
         if applied.returncode:
             return f"does not apply: {applied.stderr.strip()}"
-        ran = run_tests(tree, [mutant.test])
-        if ran.returncode == FAILED:
+        status, output = tester.run(tree, [mutant.test])
+        if status == FAILED:
             return "killed"
-        if ran.returncode == 0:
+        if status == 0:
             return f"survived {mutant.test}"
-        return f"broken, pytest says {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}"
+        return f"broken, pytest says {status}:\n{output[-4000:]}"
 
 
 def main(arguments: list[str]) -> int:
@@ -95,18 +121,19 @@ def main(arguments: list[str]) -> int:
     names = parser.parse_args(arguments).names
     paths = [HERE / f"{name}.patch" for name in names] or sorted(HERE.glob("*.patch"))
     mutants = [read(path) for path in paths]
-    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        tree = Path(folder).resolve()
-        copy_tree(tree)
-        ran = run_tests(tree, sorted({mutant.test for mutant in mutants}))
-    if ran.returncode:
-        print("the tests fail without any mutant, too:\n" + ran.stdout[-4000:] + ran.stderr[-2000:])
-        return 1
     bad = 0
-    for mutant in mutants:
-        verdict = judge(mutant)
-        bad += verdict != "killed"
-        print(f"{mutant.name}: {verdict}", flush=True)
+    with Tester() as tester:
+        with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+            tree = Path(folder).resolve()
+            copy_tree(tree)
+            status, output = tester.run(tree, sorted({mutant.test for mutant in mutants}))
+        if status:
+            print("the tests fail without any mutant, too:\n" + output[-4000:])
+            return 1
+        for mutant in mutants:
+            verdict = judge(mutant, tester)
+            bad += verdict != "killed"
+            print(f"{mutant.name}: {verdict}", flush=True)
     print(f"{len(mutants) - bad} of {len(mutants)} killed")
     return 1 if bad else 0
 

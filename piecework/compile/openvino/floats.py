@@ -102,13 +102,13 @@ def _heads(qkv: Any, count: int) -> Any:
 @converter("piecework::split_qkv_rope")
 def split_qkv_rope(
     qkv: Any, positions: Any, cos_sin: Any, num_heads: int, num_kv_heads: int, interleaved: bool = False
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any]:
     """Heads of queries and keys lie side by side, so they turn as one."""
     heads = _heads(qkv, num_heads + 2 * num_kv_heads)
-    turning, v = sections(heads, 1, (num_heads + num_kv_heads, num_kv_heads))
+    turning, _ = sections(heads, 1, (num_heads + num_kv_heads, num_kv_heads))
     turned = _rotate(turning, _angles(positions, cos_sin), interleaved)
     q, k = sections(turned, 1, (num_heads, num_kv_heads))
-    return q, k, v
+    return q, k
 
 
 @converter("piecework::split_qkv_rmsnorm_rope")
@@ -124,14 +124,15 @@ def split_qkv_rmsnorm_rope(
     q_bias: Any = None,
     k_bias: Any = None,
     interleaved: bool = False,
-) -> tuple[Any, Any, Any]:
+) -> tuple[Any, Any]:
     """The same with a norm over each head's channels before the rotation."""
     heads = _heads(qkv, num_heads + 2 * num_kv_heads)
-    q, k, v = sections(heads, 1, (num_heads, num_kv_heads, num_kv_heads))
+    q, k, _ = sections(heads, 1, (num_heads, num_kv_heads, num_kv_heads))
     q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
     q = q if q_bias is None else add(q, q_bias)
     k = k if k_bias is None else add(k, k_bias)
-    return (*rotary(positions, q, k, cos_sin, interleaved), v)
+    turned: tuple[Any, Any] = rotary(positions, q, k, cos_sin, interleaved)
+    return turned
 
 
 @converter("piecework::moe")

@@ -73,6 +73,14 @@ def linear_w8(x: Any, weight: Any, scale: Any, bias: Any = None) -> Any:
     return cast(y if bias is None else add(y, wide(bias)), x.get_element_type())
 
 
+@converter("piecework::embedding_int8")
+def embedding_int8(ids: Any, weight: Any, scale: Any, dtype: torch.dtype) -> Any:
+    """Rows of the table and their scales."""
+    axis = opset.constant(0, ov.Type.i64)
+    rows, by = (opset.gather(table, ids, axis).output(0) for table in (weight, scale))
+    return cast(multiply(wide(rows), unsqueeze(by, 1)), TYPES[dtype])
+
+
 @converter("piecework::rms_norm_quant")
 def rms_norm_quant(x: Any, weight: Any, eps: float, *quantiser: Any) -> Any:
     """A norm and what stands behind it, here as below."""

@@ -1,10 +1,11 @@
-// embedding: rows of a table of any float type or of weights in blocks, by token id.
+// embedding: rows of a table of any float type, of int8 with scales or of weights in blocks, by token id.
 // An id that the table doesn't have, which is an error of the caller, gives NaN and reads nothing.
 #include <cstring>
 
 #include "blocks.h"
 #include "embedding.h"
 #include "rows.h"
+#include "vector.h"
 
 namespace piecework {
 namespace {
@@ -61,6 +62,23 @@ void piecework_embedding_blocks(const BlockEmbeddingCall* call) {
         const uint8_t* block = c.packed + id / GROUP * (c.inputs / channels) * c.kind;
         for (int64_t k = 0; k < c.inputs; k += channels, block += c.kind) block_row(kind, block, int(id % GROUP), to + k);
       });
+    });
+  });
+}
+
+void piecework_embedding_int8(const Int8EmbeddingCall* call) {
+  with_type(call->type, [=](auto t) {
+    using T = decltype(t);
+    for_rows(call->rows, call->inputs, [c = *call](int64_t r) {
+      const int64_t id = c.ids[r];
+      T* to = (T*)c.out + r * c.inputs;
+      if (id < 0 || id >= c.vocabulary) {
+        std::memset((void*)to, 0xff, size_t(c.inputs) * sizeof(T));
+        return;
+      }
+      const int8_t* row = c.weight + id * c.inputs;
+      const floats by = splat(c.scale[id]);
+      each(c.inputs, [&](int64_t i, auto lanes) { store(to + i, load(row + i, lanes) * by, lanes); });
     });
   });
 }

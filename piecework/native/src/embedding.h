@@ -22,4 +22,13 @@ struct BlockEmbeddingCall {
   int64_t type;  // of out
 };
 
+struct Int8EmbeddingCall {
+  const int64_t* ids;    // [rows]
+  const int8_t* weight;  // [vocabulary][inputs]
+  const float* scale;    // [vocabulary]
+  void* out;             // [rows][inputs]
+  int64_t rows, inputs, vocabulary;
+  int64_t type;  // of out
+};
+
 }  // namespace piecework

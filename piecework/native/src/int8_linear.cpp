@@ -7,7 +7,7 @@
 namespace piecework {
 namespace {
 
-constexpr int64_t MANY_ROWS = 48;  // from which on it pays to lay weights out anew
+constexpr int64_t MANY_ROWS = 16;  // from which on it pays to lay weights out anew
 
 int64_t whole_steps(int64_t k, int64_t step) { return (k + step - 1) / step * step; }
 

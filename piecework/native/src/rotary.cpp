@@ -74,12 +74,12 @@ struct RotaryCall {
   int64_t type;  // of q and k
 };
 
-// Token t's heads lie at t * row: those of q, of k, of v. Weights null: no norms.
+// Token t's heads lie at t * row: those of q, of k, and of v, which stay there. Weights null: no norms.
 struct SplitRopeCall {
   const void* qkv;
   const int64_t* positions;  // [tokens]
   const float* cos_sin;
-  void *q, *k, *v;
+  void *q, *k;
   const void *q_weight, *k_weight, *q_bias, *k_bias;  // [size], or null
   int64_t tokens, heads, kv_heads, size, half, row, interleaved;
   int64_t type;  // of qkv and the weights
@@ -108,7 +108,7 @@ void piecework_rotary(const RotaryCall* call) {
 void piecework_split_qkv_rope(const SplitRopeCall* call) {
   with_type(call->type, [=](auto t) {
     using T = decltype(t);
-    for_rows(call->tokens, (call->heads + 2 * call->kv_heads) * call->size, [c = *call](int64_t i) {
+    for_rows(call->tokens, (call->heads + call->kv_heads) * call->size, [c = *call](int64_t i) {
       const Angles angles{c.cos_sin, c.positions, c.half, c.interleaved != 0};
       const int64_t size = c.size;
       const T* x = (const T*)c.qkv + i * c.row;
@@ -123,8 +123,6 @@ void piecework_split_qkv_rope(const SplitRopeCall* call) {
         turn_heads(x, size, c.heads, size, i, angles, q);
         turn_heads(x_k, size, c.kv_heads, size, i, angles, k);
       }
-      const int64_t width = c.kv_heads * size;
-      std::memcpy((T*)c.v + i * width, x_k + width, size_t(width) * sizeof(T));
     });
   });
 }

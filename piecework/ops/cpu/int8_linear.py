@@ -1,4 +1,4 @@
-"""`linear_w8a8` and `linear_w8` on the CPU, by the library's kernels."""
+"""`linear_w8a8`, `linear_w8` and `embedding_int8` on the CPU, by the library's kernels."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from piecework.native import library
 from piecework.native.types import TYPES
 from piecework.ops.cpu.kernels import FLOATS, Kernel, address, contiguous, row_stride, row_strided
-from piecework.ops.int8_linear import linear_w8, linear_w8a8
+from piecework.ops.int8_linear import embedding_int8, linear_w8, linear_w8a8
 
 _linear_w8a8 = Kernel(
     "linear_w8a8",
@@ -16,6 +16,7 @@ _linear_w8a8 = Kernel(
     "rows outputs inputs x_stride type bias_type",
 )
 _linear_w8 = Kernel("linear_w8", "x weight scale bias out", "rows outputs inputs x_stride type bias_type")
+_embedding_int8 = Kernel("embedding_int8", "ids weight scale out", "rows inputs vocabulary type")
 _MOST_CHANNELS = 1 << 17
 """From here on a sum of products may leave int32."""
 
@@ -96,5 +97,33 @@ def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
         row_stride(x),
         TYPES[x.dtype],
         0 if bias is None else TYPES[bias.dtype],
+    )
+    return out
+
+
+def _supports_embedding(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> bool:
+    return (
+        dtype in FLOATS
+        and ids.dtype == torch.int64
+        and weight.dtype == torch.int8
+        and contiguous(ids, weight, scale)
+        and library() is not None
+    )
+
+
+@embedding_int8.implement("cpu", supports=_supports_embedding, inline=True)
+def embedding_int8_cpu(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """See the reference. An id out of range, which is an error before, gives a row of NaN."""
+    vocabulary, inputs = weight.shape
+    out = torch.empty((*ids.shape, inputs), dtype=dtype)
+    _embedding_int8(
+        ids.data_ptr(),
+        weight.data_ptr(),
+        scale.data_ptr(),
+        out.data_ptr(),
+        ids.numel(),
+        inputs,
+        vocabulary,
+        TYPES[dtype],
     )
     return out

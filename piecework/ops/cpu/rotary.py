@@ -17,7 +17,7 @@ _rotary = Kernel(
 )
 _split_qkv_rope = Kernel(
     "split_qkv_rope",
-    "qkv positions cos_sin q k v q_weight k_weight q_bias k_bias",
+    "qkv positions cos_sin q k q_weight k_weight q_bias k_bias",
     "tokens heads kv_heads size half row interleaved type",
     "eps",
 )
@@ -91,7 +91,7 @@ def split_qkv_rope_cpu(
     num_heads: int,
     num_kv_heads: int,
     interleaved: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> fused_qkv.QK:
     """One pass over each token's row."""
     return _split_rope(qkv, positions, cos_sin, num_heads, num_kv_heads, interleaved, 0, 0, 0, 0, 0.0)
 
@@ -127,7 +127,7 @@ def split_qkv_rmsnorm_rope_cpu(
     q_bias: Tensor | None = None,
     k_bias: Tensor | None = None,
     interleaved: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> fused_qkv.QK:
     """A head stays in the core's cache between its norm and its rotation."""
     weights = (q_weight.data_ptr(), k_weight.data_ptr(), address(q_bias), address(k_bias))
     return _split_rope(qkv, positions, cos_sin, num_heads, num_kv_heads, interleaved, *weights, eps)
@@ -145,19 +145,17 @@ def _split_rope(
     q_bias: int,
     k_bias: int,
     eps: float,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> fused_qkv.QK:
     tokens, width = qkv.shape
     size = width // (heads + 2 * kv_heads)
     q = qkv.new_empty((tokens, heads, size))
     k = qkv.new_empty((tokens, kv_heads, size))
-    v = torch.empty_like(k)
     _split_qkv_rope(
         qkv.data_ptr(),
         positions.data_ptr(),
         cos_sin.data_ptr(),
         q.data_ptr(),
         k.data_ptr(),
-        v.data_ptr(),
         q_weight,
         k_weight,
         q_bias,
@@ -172,4 +170,4 @@ def _split_rope(
         TYPES[qkv.dtype],
         eps,
     )
-    return q, k, v
+    return q, k

@@ -93,11 +93,11 @@ def split_qkv_rope(
     num_heads: int,
     num_kv_heads: int,
     interleaved: bool = False,
-) -> fused_qkv.QKV:
+) -> fused_qkv.QK:
     """Views, and rotary of queries and of keys."""
-    q, k, v = fused_qkv.split_heads(qkv, num_heads, num_kv_heads)
+    q, k = fused_qkv.split_heads(qkv, num_heads, num_kv_heads)
     q, k = rotary(positions, q, k, cos_sin, interleaved)
-    return q, k, v.clone(memory_format=torch.contiguous_format)
+    return q, k
 
 
 @fused_qkv.split_qkv_rmsnorm_rope.implement("npu", supports=_supports_norm)
@@ -113,12 +113,12 @@ def split_qkv_rmsnorm_rope(
     q_bias: Tensor | None = None,
     k_bias: Tensor | None = None,
     interleaved: bool = False,
-) -> fused_qkv.QKV:
+) -> fused_qkv.QK:
     """The Triton kernel where there is triton-ascend, else two norms and rotary."""
     _tell_once(ascend_triton())
     if ascend_triton():
         run = fused_qkv.split_qkv_rmsnorm_rope.implementations["triton"].run
-        found: fused_qkv.QKV = run(
+        found: fused_qkv.QK = run(
             qkv,
             positions,
             cos_sin,
@@ -132,12 +132,12 @@ def split_qkv_rmsnorm_rope(
             interleaved,
         )
         return found
-    q, k, v = fused_qkv.split_heads(qkv, num_heads, num_kv_heads)
+    q, k = fused_qkv.split_heads(qkv, num_heads, num_kv_heads)
     q, k = rms_norm(q, q_weight, eps), rms_norm(k, k_weight, eps)
     q = q if q_bias is None else q + q_bias
     k = k if k_bias is None else k + k_bias
     q, k = rotary(positions, q, k, cos_sin, interleaved)
-    return q, k, v.clone(memory_format=torch.contiguous_format)
+    return q, k
 
 
 @cache

@@ -17,11 +17,11 @@ _MOST_HEADS = 8
 def _launch(
     q: Tensor,
     k: Tensor,
-    outs: tuple[Tensor, Tensor, Tensor | None],
+    outs: fused_qkv.QK,
     positions: Tensor,
     cos_sin: Tensor,
     strides: tuple[int, int, int, int],
-    starts: tuple[int, int],
+    k_start: int,
     interleaved: bool,
     norm: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None] = (None, None, None, None),
     eps: float = 0.0,
@@ -29,7 +29,7 @@ def _launch(
     from piecework.ops.triton.kernels.common import warps_for
     from piecework.ops.triton.kernels.heads import heads_kernel
 
-    q_out, k_out, v_out = outs
+    q_out, k_out = outs
     tokens, num_q, dim = q_out.shape
     num_kv = k_out.shape[1]
     if tokens == 0:
@@ -38,21 +38,17 @@ def _launch(
     rest = dim - 2 * half
     width = power_of_two(dim)
     heads_q, heads_kv = (min(_MOST_HEADS, power_of_two(n), max(1, _TILE // width)) for n in (num_q, num_kv))
-    kinds = 1 if v_out is None else 2
-    heads_kernel[(tokens, -(-num_q // heads_q) + kinds * -(-num_kv // heads_kv))](
+    heads_kernel[(tokens, -(-num_q // heads_q) + -(-num_kv // heads_kv))](
         q,
-        k,
         k,
         q_out,
         k_out,
-        v_out,
         positions,
         cos_sin,
         *norm,
         eps,
         *strides,
-        K_START=starts[0],
-        V_START=starts[1],
+        K_START=k_start,
         NUM_Q=num_q,
         NUM_KV=num_kv,
         DIM=dim,
@@ -62,7 +58,6 @@ def _launch(
         HEADS_KV=heads_kv,
         BLOCK_HALF=power_of_two(half),
         BLOCK_REST=power_of_two(max(1, rest)),
-        BLOCK_DIM=width,
         INTERLEAVED=interleaved,
         num_warps=warps_for(heads_q * width),
     )
@@ -98,22 +93,21 @@ def rotary_triton(
     q_out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     k_out = torch.empty(k.shape, dtype=q.dtype, device=q.device)
     strides = (q.stride(0), q.stride(1), k.stride(0), k.stride(1))
-    _launch(q, k, (q_out, k_out, None), positions, cos_sin, strides, (0, 0), interleaved)
+    _launch(q, k, (q_out, k_out), positions, cos_sin, strides, 0, interleaved)
     return q_out, k_out
 
 
 def _split(
     qkv: Tensor, num_heads: int, num_kv_heads: int
-) -> tuple[tuple[Tensor, Tensor, Tensor], tuple[int, int, int, int], tuple[int, int]]:
-    """Make the results, and give the strides and starts of queries, keys and values in qkv."""
+) -> tuple[fused_qkv.QK, tuple[int, int, int, int], int]:
+    """Make the results, and give the strides of queries and keys in qkv, and where keys start."""
     tokens, width = qkv.shape
     dim = width // (num_heads + 2 * num_kv_heads)
-    q, k, v = (
-        torch.empty((tokens, n, dim), dtype=qkv.dtype, device=qkv.device)
-        for n in (num_heads, num_kv_heads, num_kv_heads)
+    q, k = (
+        torch.empty((tokens, n, dim), dtype=qkv.dtype, device=qkv.device) for n in (num_heads, num_kv_heads)
     )
     row = qkv.stride(0)
-    return (q, k, v), (row, dim, row, dim), (num_heads * dim, (num_heads + num_kv_heads) * dim)
+    return (q, k), (row, dim, row, dim), num_heads * dim
 
 
 def _supports_split(
@@ -131,11 +125,11 @@ def split_qkv_rope_triton(
     num_heads: int,
     num_kv_heads: int,
     interleaved: bool = False,
-) -> fused_qkv.QKV:
+) -> fused_qkv.QK:
     """Run split_qkv_rope; see the reference."""
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
-    outs, strides, starts = _split(qkv, num_heads, num_kv_heads)
-    _launch(qkv, qkv, outs, positions, cos_sin, strides, starts, interleaved)
+    outs, strides, k_start = _split(qkv, num_heads, num_kv_heads)
+    _launch(qkv, qkv, outs, positions, cos_sin, strides, k_start, interleaved)
     return outs
 
 
@@ -173,10 +167,10 @@ def split_qkv_rmsnorm_rope_triton(
     q_bias: Tensor | None = None,
     k_bias: Tensor | None = None,
     interleaved: bool = False,
-) -> fused_qkv.QKV:
+) -> fused_qkv.QK:
     """Run split_qkv_rmsnorm_rope; see the reference."""
     qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
-    outs, strides, starts = _split(qkv, num_heads, num_kv_heads)
+    outs, strides, k_start = _split(qkv, num_heads, num_kv_heads)
     norm = (q_weight, k_weight, q_bias, k_bias)
-    _launch(qkv, qkv, outs, positions, cos_sin, strides, starts, interleaved, norm, eps)
+    _launch(qkv, qkv, outs, positions, cos_sin, strides, k_start, interleaved, norm, eps)
     return outs

@@ -8,14 +8,19 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from piecework.config import EngineConfig
 from piecework.errors import ConfigError, DeviceError, WorkerLostError
-from piecework.profile import Profile
+from piecework.profile import Profile, now
 from piecework.runner.batch import BatchItem, ItemResult
 from piecework.runner.load import Loaded, load_front
+from piecework.runner.ranks import collectives_of
 from piecework.workers.process.messages import decode, encode, need_msgspec
 from piecework.workers.process.process import Plan
 from piecework.workers.process.supervisor import Supervisor
+from piecework.workers.serving.deadlines import Deadlines
 from piecework.workers.serving.runner import Context, Shape
 from piecework.workers.serving.steps import ServingInfo, ServingOptions, StepResult, StepWriter
 
@@ -64,6 +69,7 @@ class ProcessRunner:
         settled: tuple[str, str] | None = None,
         on_change: Callable[[], None] = lambda: None,
         target: str = TARGET,
+        worker: str | None = None,
     ) -> None:
         """Start nothing yet; see `load_in_process`.
 
@@ -72,17 +78,21 @@ class ProcessRunner:
             settled: precision and quantisation of the device before it.
             on_change: is told, from some thread, when the child died, is back, or never will be.
             target: makes the host.
+            worker: what the process is called, by default as its device.
         """
         need_msgspec()
         self.profile = profile
         self.device = RemoteDevice(name)
+        self.name = worker or name
         self._config = config
         self._settled = settled
         self._target = target
         self._told = 0  # losses that were taken
         self._shape: Shape | None = None
         self._counters: dict[str, dict[str, int]] = {}
+        self._ranks: tuple[int, ...] = ()
         self._writer = self._new_writer()
+        self._deadlines = Deadlines(config.worker.step_timeout, config.worker.start_timeout)
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
 
     def start(self) -> None:
@@ -131,20 +141,36 @@ class ProcessRunner:
         Raises:
             WorkerLostError: the child died, or is not there; its KV cache is gone.
         """
+        return self._step(items).results
+
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step in the child, and fetch the logits [R, V] of the items that draw; see `execute`."""
+        result = self._step(items, examined=True)
+        drawing = sum(item.sampling is not None for item in items)
+        if not drawing:
+            return result.results, None
+        rows = torch.frombuffer(bytearray(result.logits), dtype=torch.float32)
+        return result.results, rows.view(drawing, -1)
+
+    def _step(self, items: Sequence[BatchItem], examined: bool = False) -> StepResult:
         child = self._supervisor.child
         if child is None or self.lost:
             raise self._lost()
+        rows = sum(len(item.token_ids) for item in items)
+        begin = now()
         try:
-            body = encode(self._writer.write(items, self.profile.enabled))
-            answer = child.call("step", body, timeout=self._config.worker.worker_step_timeout).result()
+            step = self._writer.write(items, self.profile.enabled)
+            body = encode(step._replace(examined=examined))
+            answer = child.call("step", body, timeout=self._deadlines.seconds(rows)).result()
             result = decode(StepResult, answer)
         except BaseException:
             self._writer = self._new_writer()  # whatever the other end has understood
             raise
+        self._deadlines.took(rows, now() - begin)
         self._supervisor.worked()
         for name, seconds in result.times.items():
             self.profile.add_time(name, seconds)
-        return result.results
+        return result
 
     def take_loss(self) -> str | None:
         """Say, once, why everything in the KV cache is gone; None where nothing happened."""
@@ -175,7 +201,7 @@ class ProcessRunner:
         supervisor, child = self._supervisor, self._supervisor.child
         status = "ready" if child else "failed" if supervisor.failure else "restarting"
         return Context(
-            name=self.device.name,
+            name=self.name,
             kind="process",
             device=self.device.name,
             pid=child.pid if child else None,
@@ -183,6 +209,7 @@ class ProcessRunner:
             restarts=supervisor.restarts,
             status="closed" if supervisor.closed else status,
             lost=str(supervisor.losses[-1]) if supervisor.losses else None,
+            ranks=self._ranks if child else (),
         )
 
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
@@ -191,7 +218,7 @@ class ProcessRunner:
 
     def _lost(self) -> WorkerLostError:
         losses = self._supervisor.losses
-        return losses[-1] if losses else WorkerLostError(self.device.name, f"{self.device.name} is closed")
+        return losses[-1] if losses else WorkerLostError(self.name, f"{self.name} is closed")
 
     def _new_writer(self) -> StepWriter:
         return StepWriter(capacity=4 * self._config.scheduler.max_num_seqs)
@@ -202,13 +229,14 @@ class ProcessRunner:
             settings |= {"num_pages": self._shape.num_pages, "kv_cache_memory": None}
             settled = self._shape.settled
         options = encode(ServingOptions(settings, self.device.name, settled))
-        return Plan(self.device.name, self._target, options, self._config.worker.worker_start_timeout)
+        worker = self._config.worker
+        return Plan(self.name, self._target, options, worker.start_timeout + worker.compile_timeout)
 
     def _take_info(self, info: bytes) -> None:
         found = decode(ServingInfo, info)
         if self._shape is not None and found.shape != self._shape:
             raise ConfigError("worker", found.shape, f"what it was before its restart: {self._shape}")
-        self._shape, self._counters = found.shape, found.counters
+        self._shape, self._counters, self._ranks = found.shape, found.counters, found.ranks
         for name, seconds in found.times.items():
             self.profile.add_time(name, seconds)
 
@@ -222,13 +250,17 @@ def load_in_process(
     on_change: Callable[[], None] = lambda: None,
     on_start: Callable[[ProcessRunner], None] = lambda runner: None,
     target: str = TARGET,
+    worker: str | None = None,
 ) -> Loaded:
     """Load as `load_on` does, with the runner in a child process and the tokenizer here.
 
-    `on_start` gets the runner before the child is started, so that it can be closed meanwhile.
+    `on_start` gets the runner before the child is started, so that it can be closed meanwhile. `worker` is
+    the name of the process.
     """
+    if config.worker.tensor_parallel_size > 1:
+        collectives_of(name)  # refuses a device that has none
     front = load_front(config, profile)
-    runner = ProcessRunner(config, profile, name, settled, on_change, target)
+    runner = ProcessRunner(config, profile, name, settled, on_change, target, worker)
     on_start(runner)
     runner.start()
     shape = runner.shape

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from piecework.config import EngineConfig
 from piecework.devices.registry import device_class
 from piecework.profile import Profile
@@ -60,6 +62,10 @@ class Context:
         status: `ready`, `restarting`, `failed` or `closed`.
         generation: counts starts from 0; what an older one held is gone.
         lost: why the last generation ended, None where none did.
+        ranks: processes of the other ranks of a tensor-parallel group.
+        running, waiting: its requests.
+        pending_tokens: those of prompts and answers that it has yet to compute, at most; None where
+            requests are not spread over several workers.
     """
 
     name: str
@@ -70,6 +76,10 @@ class Context:
     restarts: int
     status: str
     lost: str | None = None
+    ranks: tuple[int, ...] = ()
+    running: int = 0
+    waiting: int = 0
+    pending_tokens: int | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""
@@ -107,12 +117,23 @@ class StepRunner(Protocol):
         """Run one step; the result has an entry per item, in the same order."""
         ...
 
+    def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
+        """Run one step, and return the logits [R, V] of the items that draw, too."""
+        ...
+
 
 def place(config: EngineConfig, name: str) -> str:
     """Return where steps on the device `name` run, `inline` or `process`; `auto` is what its kind wants.
 
+    Isolated devices have a process each, but for the last: nobody would go on where that one fails.
+    Of several ranks each is a process.
+
     Raises ConfigError for an unknown device.
     """
+    if config.worker.tensor_parallel_size > 1:
+        return "process"
     if config.worker.workers != "auto":
         return config.worker.workers
+    if config.device.isolate and name != config.device.devices[-1]:
+        return "process"
     return device_class(name.partition(":")[0], name).workers

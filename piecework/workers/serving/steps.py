@@ -44,35 +44,49 @@ class Item(NamedTuple):
 class Step(NamedTuple):
     """What a worker is asked for: new parameters and their places first, then the items.
 
-    `profiled`: the stages' times are wanted.
+    `profiled`: the stages' times are wanted; `examined`: the logits are.
     """
 
     params: list[tuple[int, SamplingParams]]
     items: list[Item]
     profiled: bool
+    examined: bool = False
 
 
 class StepResult(NamedTuple):
-    """What a worker answers: an entry per item, and seconds by stage where they were wanted."""
+    """What a worker answers: an entry per item, and seconds by stage where they were wanted.
+
+    `logits`, where they were wanted, are float32: a row for each item that draws.
+    """
 
     results: list[ItemResult]
     times: dict[str, float]
+    logits: bytes = b""
 
 
 class ServingOptions(NamedTuple):
-    """What a host is made from: an engine's settings, which of its devices, and `settled` of `load_on`."""
+    """What a host is made from: an engine's settings, which of its devices, and `settled` of `load_on`.
+
+    `store`: the file where ranks above 0 find the others; rank 0 makes it.
+    """
 
     settings: dict[str, Any]
     device: str
     settled: tuple[str, str] | None
+    rank: int = 0
+    store: str | None = None
 
 
 class ServingInfo(NamedTuple):
-    """What a host tells when it is ready; seconds by stage of its start, and what its programs counted."""
+    """What a host tells when it is ready; seconds by stage of its start, and what its programs counted.
+
+    `ranks` are the processes of the other ranks.
+    """
 
     shape: Shape
     times: dict[str, float]
     counters: dict[str, dict[str, int]]
+    ranks: tuple[int, ...] = ()
 
 
 class StepWriter:

@@ -1,4 +1,6 @@
-"""What stands between the packed projection and attention as one op: split, per-head norms, rotary.
+"""What stands between the packed projection and attention as one op: cut, per-head norms, rotary.
+
+It gives queries and keys; values stay a view of the projection, since a copy would only cost time.
 
 Not bitwise by declaration: with the ops' references the bits are the same, but a kernel may contract
 products and sums where the single ops' kernels round between them.
@@ -38,8 +40,13 @@ def _gammas_fit(match: Match) -> bool:
     return sized and match.same_dtype("qkv", *names)
 
 
+def _values(qkv: Tensor, heads: int, kv_heads: int, size: int) -> Tensor:
+    """The last heads of the projection, as a view [T, kv_heads, size]."""
+    return qkv.view(-1, heads + 2 * kv_heads, size)[:, heads + kv_heads :]
+
+
 def split_qkv_rope() -> PatternPass:
-    """split, views as heads, rotary -> `split_qkv_rope`: models without norms of queries and keys."""
+    """split, views as heads, rotary -> `split_qkv_rope`, values as a view: models without norms of heads."""
 
     def pattern(
         qkv: Tensor,
@@ -64,10 +71,12 @@ def split_qkv_rope() -> PatternPass:
         cos_sin: Tensor,
         heads: int,
         kv_heads: int,
+        size: int,
         interleaved: bool,
         **sizes: int,
     ) -> Any:
-        return _ops.split_qkv_rope(qkv, positions, cos_sin, heads, kv_heads, interleaved)
+        q, k = _ops.split_qkv_rope(qkv, positions, cos_sin, heads, kv_heads, interleaved)
+        return q, k, _values(qkv, heads, kv_heads, size)
 
     return PatternPass(
         name="split_qkv_rope",
@@ -94,14 +103,16 @@ def split_qkv_rmsnorm_rope() -> PatternPass:
         eps: float,
         heads: int,
         kv_heads: int,
+        size: int,
         interleaved: bool,
         q_bias: Tensor | None = None,
         k_bias: Tensor | None = None,
         **sizes: int,
     ) -> Any:
-        return _ops.split_qkv_rmsnorm_rope(
+        q, k = _ops.split_qkv_rmsnorm_rope(
             qkv, positions, cos_sin, q_weight, k_weight, eps, heads, kv_heads, q_bias, k_bias, interleaved
         )
+        return q, k, _values(qkv, heads, kv_heads, size)
 
     return PatternPass(
         name="split_qkv_rmsnorm_rope",

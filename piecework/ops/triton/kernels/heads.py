@@ -1,4 +1,4 @@
-"""One kernel from the packed projection to attention's inputs: split, per-head norms, rotation."""
+"""One kernel from the packed projection to queries and keys: cut, per-head norms, rotation."""
 
 from __future__ import annotations
 
@@ -82,10 +82,8 @@ def _turn(
 def heads_kernel(
     q,
     k,
-    v,
     q_out,
     k_out,
-    v_out,
     positions,
     table,
     q_weight,
@@ -98,7 +96,6 @@ def heads_kernel(
     k_tokens,
     k_heads,
     K_START: tl.constexpr,
-    V_START: tl.constexpr,
     NUM_Q: tl.constexpr,
     NUM_KV: tl.constexpr,
     DIM: tl.constexpr,
@@ -108,19 +105,16 @@ def heads_kernel(
     HEADS_KV: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
     BLOCK_REST: tl.constexpr,
-    BLOCK_DIM: tl.constexpr,
     INTERLEAVED: tl.constexpr,
 ):
-    """Program (token, i): the blocks of query heads come first, then those of keys, then of values.
+    """Program (token, i): the blocks of query heads come first, then those of keys.
 
-    `q_tokens` and `q_heads` are strides. With a packed projection q, k and v are the same tensor, in which
-    keys begin K_START and values V_START behind the queries; v_out None leaves values alone. `table` has
-    rows of 2 * HALF: cosines, then sines.
+    `q_tokens` and `q_heads` are strides. With a packed projection q and k are the same tensor, in which
+    keys begin K_START behind the queries. `table` has rows of 2 * HALF: cosines, then sines.
     """
     token = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     q_blocks: tl.constexpr = (NUM_Q + HEADS_Q - 1) // HEADS_Q
-    kv_blocks: tl.constexpr = (NUM_KV + HEADS_KV - 1) // HEADS_KV
     cosines = table + tl.load(positions + token).to(tl.int64) * (2 * HALF)
     if block < q_blocks:
         _turn(
@@ -141,7 +135,7 @@ def heads_kernel(
             BLOCK_REST,
             INTERLEAVED,
         )
-    elif block < q_blocks + kv_blocks:
+    else:
         _turn(
             k + token * k_tokens + K_START,
             k_out + token * (NUM_KV * DIM),
@@ -160,9 +154,3 @@ def heads_kernel(
             BLOCK_REST,
             INTERLEAVED,
         )
-    elif v_out is not None:
-        head = (block - q_blocks - kv_blocks) * HEADS_KV + tl.arange(0, HEADS_KV)[:, None]
-        channel = tl.arange(0, BLOCK_DIM)[None, :]
-        inside = (head < NUM_KV) & (channel < DIM)
-        value = tl.load(v + token * k_tokens + V_START + head * k_heads + channel, inside)
-        tl.store(v_out + token * (NUM_KV * DIM) + head * DIM + channel, value, inside)
