@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from piecework import debug
 from piecework.config import EngineConfig
@@ -20,6 +20,7 @@ from piecework.engine.audited import AuditedRunner, make_audit
 from piecework.engine.beside import run_beside
 from piecework.engine.engine import Engine
 from piecework.engine.gaps import Pauses
+from piecework.engine.observer import Observer
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
@@ -46,13 +47,6 @@ _FAILURES_UNTIL_DEAD = 3
 _LOSSES_SHOWN = 8
 _CLOSE_SECONDS = 5.0
 """What the engine's thread gets to end by itself, before the workers are closed."""
-
-
-class Observer(Protocol):
-    """Is told, from the engine thread, of every sequence that ends."""
-
-    def finished(self, params: SamplingParams, delta: Delta) -> None:
-        """Take the last delta (with usage and timing) of a sequence."""
 
 
 class Service:
@@ -83,7 +77,6 @@ class Service:
         self._processes: list[ProcessRunner] = []
         self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         self._runners = Runners(config, self.profile, self._load)
-        self._settled = False  # whether all is ready for the next failover
         loaded = self._runners.loaded
         if depth and isinstance(loaded.runner, Runner):
             from piecework.explain.layers import show_layers
@@ -109,7 +102,7 @@ class Service:
         self._dead: str | None = None
         self._stats = self._engine.stats()
         loaded.runner.device.release_threads()
-        self._settle()
+        self._runners.settle()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 
@@ -391,14 +384,8 @@ class Service:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
             self._publish_stats()
-            self._settle()
+            self._runners.settle(waiting=bool(self._engine.gaps))
         self._finish_all("abort", None)
-
-    def _settle(self) -> None:
-        """Once requests go on: make ready for the next failover what takes a while."""
-        if not self._settled and not self._engine.gaps:
-            self._settled = True
-            self._runners.settle()
 
     def _successor(self, error: Exception) -> StepRunner | None:
         """Let the next device take over where it was the device that failed."""
@@ -422,7 +409,6 @@ class Service:
         if loaded is None:
             return None
         self._use(loaded)
-        self._settled = False
         return self._audited(loaded)
 
     def _has_something_to_do(self) -> bool:
@@ -469,7 +455,6 @@ class Service:
             if (loaded := self._runners.move_to(name)) is not None:
                 self._use(loaded)
                 self._engine.take_over(self._audited(loaded))
-                self._settled = False
             done.set_result(None)
         except Exception as error:
             log.warning("the device %s can't be moved to: %s", name, error)
