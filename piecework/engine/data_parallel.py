@@ -19,7 +19,8 @@ from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener
 from piecework.engine.resize import KVSize
 from piecework.engine.routing import Router
-from piecework.engine.service import Observer, Service
+from piecework.engine.observer import Observer
+from piecework.engine.service import Service
 from piecework.engine.streams import stream_deltas
 from piecework.errors import ConfigError, EngineDeadError, QueueFullError
 from piecework.failsafe.events import Event

@@ -309,11 +309,10 @@ class Service:
         usable = "degraded" if self._runners.degraded or moved else "ok"
         if self._remote is not None and not self._remote.ready:
             usable = "degraded" if self._runners.can_move else "restarting"
-        standby = self._runners.standby
         return {
             "status": usable if self._dead is None and not self._closing else "dead",
             "device": self.device_name,
-            **({} if standby is None else {"standby": standby}),
+            **({"standby": standby} if (standby := self._runners.standby) else {}),
             "workers": [context.as_dict() for context in self.workers()],
             "events": events,
         }
