@@ -15,11 +15,12 @@ import torch
 from piecework.config import EngineConfig
 from piecework.devices.registry import device_class
 from piecework.engine.gaps import Pauses
+from piecework.engine.observer import Observer
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Listener
 from piecework.engine.resize import KVSize
 from piecework.engine.routing import Router
-from piecework.engine.service import Observer, Service
+from piecework.engine.service import Service
 from piecework.engine.streams import stream_deltas
 from piecework.errors import ConfigError, EngineDeadError, QueueFullError
 from piecework.failsafe.audit import AuditReport

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from piecework import debug
 from piecework.config import EngineConfig
@@ -22,6 +22,7 @@ from piecework.engine.engine import Engine
 from piecework.engine.gaps import Pauses
 from piecework.engine.health import describe
 from piecework.engine.loader import Loader
+from piecework.engine.observer import Observer
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
@@ -59,13 +60,6 @@ _CLOSE_SECONDS = 5.0
 """What the engine's thread gets to end by itself, before the workers are closed."""
 
 
-class Observer(Protocol):
-    """Is told, from the engine thread, of every sequence that ends."""
-
-    def finished(self, params: SamplingParams, delta: Delta) -> None:
-        """Take the last delta (with usage and timing) of a sequence."""
-
-
 class Service:
     """Loads a model and serves requests until `close`.
 
@@ -94,7 +88,6 @@ class Service:
         self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         load = Loader(self._wake, self._processes.append, worker)
         self._runners = Runners(config, self.profile, load)
-        self._settled = False  # whether all is ready for the next failover
         loaded = self._runners.loaded
         if depth and isinstance(loaded.runner, Runner):
             from piecework.explain.layers import show_layers
@@ -119,7 +112,7 @@ class Service:
         self._dead: str | None = None
         self._stats = self._engine.stats()
         loaded.runner.device.release_threads()
-        self._settle()
+        self._runners.settle()
         self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
         self._thread.start()
 
@@ -376,14 +369,8 @@ class Service:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
             self._publish_stats()
-            self._settle()
+            self._runners.settle(waiting=bool(self._engine.gaps))
         self._finish_all("abort", None)
-
-    def _settle(self) -> None:
-        """Once requests go on: make ready for the next failover what takes a while."""
-        if not self._settled and not self._engine.gaps:
-            self._settled = True
-            self._runners.settle()
 
     def _successor(self, error: Exception) -> StepRunner | None:
         """Let the next device take over where it was the device that failed."""
@@ -407,7 +394,6 @@ class Service:
         if loaded is None:
             return None
         self._use(loaded)
-        self._settled = False
         return self._audited(loaded)
 
     def _has_something_to_do(self) -> bool:
@@ -458,7 +444,6 @@ class Service:
         if (loaded := self._runners.move_to(device)) is not None:
             self._use(loaded)
             self._engine.take_over(self._audited(loaded))
-            self._settled = False
 
     def _die(self, cause: str) -> None:
         log.error("the engine stops: %s", cause)

@@ -65,6 +65,7 @@ class Runners:
         self._failover: Failover[Loaded] | None = None
         self._standby: Standby | None = None
         self._retired: list[Loaded] = []
+        self._at_rest = False  # whether that is over which follows a start or a takeover
         if len(devices) == 1 or policy.failover == "off":
             self._only = self._load(devices[0])
         else:
@@ -125,6 +126,7 @@ class Runners:
             return self._take_reference(error)
         if self._on_reference or self._failover is None or not self._failover.policy.moves(error, "run"):
             return None
+        self._at_rest = False
         return self._failover.advance(self._failover.active.generation, "run", error).model
 
     @property
@@ -144,8 +146,14 @@ class Runners:
         """
         return forecast(self._config, self.loaded, name)
 
-    def settle(self) -> None:
-        """After a start, or when a takeover is over: let the old device go, make the next one ready."""
+    def settle(self, waiting: bool = False) -> None:
+        """After a start, or when a takeover is over: let the old device go, make the next one ready.
+
+        Does nothing while requests are `waiting` for their next token after a takeover, nor a second time.
+        """
+        if waiting or self._at_rest:
+            return
+        self._at_rest = True
         while self._retired:
             _close(self._retired.pop())
         if self._standby is not None:
@@ -202,7 +210,7 @@ class Runners:
         self.check(name)
         if name == self.active_device and not self._on_reference:
             return None
-        began, source = now(), self.active_device
+        began, source, self._at_rest = now(), self.active_device, False
         if self._failover is not None:
             self._failover.move_to(self._failover.devices.index(name))
         else:
