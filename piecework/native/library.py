@@ -93,4 +93,6 @@ def _openmp() -> list[str]:
 
 def _reason(error: Exception) -> str:
     text = getattr(error, "stderr", None) or str(error)
+    if isinstance(text, bytes):  # of a compiler that was stopped for its time, whatever was asked for
+        text = text.decode(errors="replace")
     return " ".join(text.split())[:500]

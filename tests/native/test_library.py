@@ -94,3 +94,8 @@ def test_without_a_library_torch_runs(environment: dict[str, str], said: str | N
     assert done.stdout.split() == ["None", "None"]
     assert done.stderr.count("slower") == (1 if said else 0)
     assert said is None or said in done.stderr
+
+
+def test_a_compiler_that_takes_too_long_is_told() -> None:
+    slow = subprocess.TimeoutExpired(["c++"], 300, stderr=b"attention.cpp: in\xff function")
+    assert library_module._reason(slow) == "attention.cpp: in\ufffd function"
