@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from piecework.config import EngineConfig
@@ -44,6 +44,7 @@ class Engine:
         self.pool = PagePool(runner.cache.num_pages)
         self._page_size = runner.cache.page_size  # a runner that was given up has no cache to ask
         self._slot_room = _slot_room(runner)
+        self._kv_moved: Mapping[str, int] = getattr(runner.cache, "moved_bytes", {})
         self.scheduler = Scheduler(
             config.scheduler,
             self.pool,
@@ -158,7 +159,7 @@ class Engine:
             prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
             finished=dict(self._finished),
-            kv_moved_bytes=dict(getattr(self._runner.cache, "moved_bytes", {})),
+            kv_moved_bytes=dict(self._kv_moved),
         )
 
     def end_overdue(self) -> None:
@@ -186,6 +187,7 @@ class Engine:
         self._runner = runner
         self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
         self._slot_room = _slot_room(runner)
+        self._kv_moved = getattr(runner.cache, "moved_bytes", {})
         self.scheduler.restart(self.pool, self._page_size, static=self._slot_room is not None)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)

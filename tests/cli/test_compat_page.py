@@ -20,7 +20,7 @@ from piecework.config import EngineConfig, ServerConfig, leaves
 
 PAGE = (Path(__file__).parents[2] / "docs" / "compat.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `(-[^`]+)` \| (\S.*?) \| (.*?) \| .*\|$", PAGE, re.MULTILINE)
-OWN = {"--model-dir", "--max-seq-len", "--token-budget"}
+OWN = {"--model-dir", "--max-seq-len", "--token-budget", "--worker-start-timeout", "--worker-step-timeout"}
 
 
 def parsed(command: str) -> dict[str, Any]:
