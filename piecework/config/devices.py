@@ -59,6 +59,11 @@ class DeviceConfig:
         return tuple(name.strip() for name in self.device.split(","))
 
     @property
+    def several(self) -> bool:
+        """Whether one device takes over from another."""
+        return len(self.devices) > 1
+
+    @property
     def first(self) -> str:
         """The device that is tried first."""
         return self.devices[0]

@@ -47,7 +47,7 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
     size = config.worker.data_parallel_size
     if config.audit.audit_device is not None:
         raise ConfigError("audit_device", config.audit.audit_device, f"none where data_parallel_size={size}")
-    if len(config.device.devices) > 1:
+    if config.device.several:
         raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
     threads = config.device.threads
     if threads is None:  # each would take all
@@ -277,11 +277,12 @@ class DataParallel:
 
 
 def _sum(stats: Sequence[EngineStats]) -> EngineStats:
-    finished: dict[str, int] = {}
-    for one in stats:
-        for reason, count in one.finished.items():
-            finished[reason] = finished.get(reason, 0) + count
-    counts = [one.name for one in fields(EngineStats) if one.name != "finished"]
-    return EngineStats(
-        **{name: sum(getattr(one, name) for one in stats) for name in counts}, finished=finished
-    )
+    total: dict[str, Any] = {one.name: getattr(stats[0], one.name) for one in fields(EngineStats)}
+    for child in stats[1:]:
+        for name, so_far in total.items():
+            more = getattr(child, name)
+            if isinstance(so_far, dict):
+                total[name] = {key: so_far.get(key, 0) + more.get(key, 0) for key in {**so_far, **more}}
+            else:
+                total[name] = so_far + more
+    return EngineStats(**total)

@@ -134,6 +134,7 @@ class FailsafePiece:
                     raise
                 self._failover.advance(active.generation, "run", error)
                 self._context.counters.add("moved_pieces")
+                self._context.counters.add("recompiles")
 
     def _run(
         self, active: Active[CompiledPiece], inputs: Sequence[Tensor], outputs: Sequence[Tensor] | None

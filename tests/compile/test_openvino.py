@@ -13,6 +13,7 @@ pytest.importorskip("openvino", reason="the package openvino is not installed")
 
 from openvino_pieces import HIDDEN, OPS, context, floats, inputs, integers, piece_of
 from programs import options
+from two_threads import two_threads as two_threads
 
 from piecework import ops
 from piecework.compile.base import CompileError, NotForCompilerError
@@ -31,8 +32,9 @@ HOST = {
     "linear_blocks",
     "linear_block_parts",
     "embedding_blocks",
+    "all_reduce",
 }
-"""Ops that fill holes, and those on blocks of GGUF files: pieces with these run on the host."""
+"""Ops that fill holes, sum over processes, or read blocks of GGUF files: pieces with these run on the host."""
 
 
 def compare(found: Any, wanted: Any, tolerance: float) -> None:
