@@ -7,6 +7,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -187,8 +188,11 @@ class DataParallel:
         return sum(service.kv_bytes for service in self._services)
 
     def kv_size(self) -> KVSize:
-        """Return how many pages each KV cache has and can have."""
-        return self._services[0].kv_size()
+        """Return how many pages each KV cache has and can have; raises EngineDeadError where all are dead."""
+        for service in self._services[:-1]:
+            with suppress(EngineDeadError):
+                return service.kv_size()
+        return self._services[-1].kv_size()
 
     def resize_kv(self, pages: int) -> KVSize:
         """Refused, as for each cache that is in a process of its own."""

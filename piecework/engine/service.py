@@ -212,8 +212,11 @@ class Service:
         return nbytes
 
     def kv_size(self) -> KVSize:
-        """Return how many pages the KV cache has and can have."""
-        return self._engine.kv_size(self.max_model_len)
+        """Return how many pages the KV cache has and can have, between two steps.
+
+        Raises EngineDeadError where the engine has stopped.
+        """
+        return self._order(lambda: self._engine.kv_size(self.max_model_len))
 
     def resize_kv(self, pages: int) -> KVSize:
         """Give the KV cache `pages` pages, the dummy among them, and return once it has them.
@@ -322,6 +325,8 @@ class Service:
             process.close()
         self._thread.join()
         self._runners.close()
+        for process in self._processes:  # one that was started meanwhile
+            process.close()
 
     def _room(self) -> int:
         return self.config.scheduler.max_queue - len(self._arrivals) - self._stats.waiting
@@ -346,14 +351,15 @@ class Service:
         failures = 0
         while True:
             with self._lock:
-                self._lock.wait_for(self._has_something_to_do)
+                self._lock.wait_for(self._has_something_to_do, self._engine.gaps.seconds_left())
                 if self._closing:
                     break
             try:
                 self._take_commands()
-                if self._remote is not None and (failure := self._remote.failure()) is not None:
+                if (failure := self._failure()) is not None:
                     self._die(failure)
                     return
+                self._engine.end_overdue()  # also while a worker is started again
                 if self._worker_can():
                     self._engine.step()
                 failures = 0
@@ -402,13 +408,20 @@ class Service:
         remote = self._remote
         if remote is None:
             return self._engine.has_work
-        return remote.lost or remote.failure() is not None or (self._engine.has_work and remote.ready)
+        able = remote.ready or self._runners.can_move
+        return remote.lost or self._failure() is not None or (self._engine.has_work and able)
+
+    def _failure(self) -> str | None:
+        """Why no step will ever run again: its worker was given up, and no other device can go on."""
+        return None if self._remote is None or self._runners.can_move else self._remote.failure()
 
     def _worker_can(self) -> bool:
         """Whether a step can be tried. What a dead worker held is given up, unless another device goes on."""
         remote = self._remote
-        if remote is None or (remote.lost and self._runners.can_move and self._engine.has_work):
+        if remote is None:
             return True
+        if (remote.lost or not remote.ready) and self._runners.can_move and self._engine.has_work:
+            return True  # the step fails, and the next device goes on
         if (loss := remote.take_loss()) is not None:
             self._losses.append(loss)
             self._engine.lose_cache(loss)

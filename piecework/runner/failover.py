@@ -14,7 +14,7 @@ from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.devices.injected import read_faults
 from piecework.devices.registry import device_class
-from piecework.errors import ConfigError, RequestError
+from piecework.errors import EngineDeadError, RequestError
 from piecework.failsafe.audit import AuditMissError
 from piecework.failsafe.events import Event, Stage
 from piecework.failsafe.failover import Failover
@@ -66,6 +66,7 @@ class Runners:
         self._standby: Standby | None = None
         self._retired: list[Loaded] = []
         self._at_rest = False  # whether that is over which follows a start or a takeover
+        self._stopped = False
         if len(devices) == 1 or policy.failover == "off":
             self._only = self._load(devices[0])
         else:
@@ -160,7 +161,8 @@ class Runners:
             self._standby.start(self._behind())
 
     def stop(self) -> None:
-        """Begin nothing in the background any more."""
+        """Load nothing any more, here or in the background."""
+        self._stopped = True
         if self._standby is not None:
             self._standby.stop()
 
@@ -176,8 +178,10 @@ class Runners:
         try:
             if behind:
                 self.forecast(behind[0])
-        except ConfigError:
+        except BaseException:
             _close(self.loaded)
+            if self.reference is not None:
+                _close(self.reference)
             raise
 
     def _behind(self) -> tuple[str, ...]:
@@ -226,7 +230,7 @@ class Runners:
         """Go on with the reference, for good."""
         assert self.reference is not None, "there is one where something is audited"
         old, source = self.loaded, self.active_device
-        self._on_reference = True
+        self._on_reference, self._at_rest = True, False
         _close(old)
         self._note(source, self.active_device, "audit", type(miss).__name__, miss.reason, 0.0)
         self.reference.runner.profile = self._profile
@@ -249,6 +253,8 @@ class Runners:
         return standby or self._load_anew(name)
 
     def _load_anew(self, name: str) -> Loaded:
+        if self._stopped:
+            raise EngineDeadError("it is shutting down")
         loaded = self._load_on(self._config, self._profile, name, self._settled)
         self._settled = self._settled or (loaded.dtype, loaded.quantization)
         return loaded

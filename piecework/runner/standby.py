@@ -35,6 +35,7 @@ class Standby:
         self._made: Loaded | None = None
         self._device = ""
         self._status = ""
+        self._names: tuple[str, ...] = ()
         self._forecast: Forecast | None = None
         self._closed = threading.Event()
         self._events: tuple[dict[str, Any], ...] = ()
@@ -46,28 +47,46 @@ class Standby:
 
     def is_warm(self, name: str) -> bool:
         """Whether `take` gives the model on this device at once."""
-        return self._device == name and self._status == "warm"
+        return self._device == name and self._state() == "warm"
 
     def start(self, names: Sequence[str]) -> None:
-        """Begin with the first of `names`; nothing where one is begun already."""
+        """Begin with the first of `names`, the devices that are next now.
+
+        Does nothing where it is begun already; one that is no longer the next is let go.
+        """
         with self._lock:
-            if self._closed.is_set() or not names or self._status in ("building", "warm"):
+            if self._closed.is_set():
                 return
-            self._device, self._status, self._forecast = names[0], "building", None
-            self._thread = threading.Thread(
-                target=self._build, args=(tuple(names),), name="piecework-standby", daemon=True
-            )
-            self._thread.start()
+            if self._status == "building":
+                self._names = self._names if names else ()
+                return
+            is_next = tuple(names) == self._names or self._device in names[:1]
+            if names and is_next and self._state() == "warm":
+                return
+            made, self._made, self._status = self._made, None, ""
+            self._names = tuple(names)
+            if names:
+                self._device, self._status, self._forecast = names[0], "building", None
+                self._thread = threading.Thread(
+                    target=self._build, args=(self._names,), name="piecework-standby", daemon=True
+                )
+                self._thread.start()
+        if made is not None:
+            made.runner.close()
 
     def take(self, name: str) -> Loaded | None:
-        """Return the model on this device, once it is made; None where it isn't, or is another's."""
+        """Return the model on this device, once it is made; None where there is none, or it died."""
         if self._thread is not None:
             self._thread.join()
         with self._lock:
             if self._device != name or self._made is None:
                 return None
+            warm = self._state() == "warm"
             made, self._made, self._status = self._made, None, ""
+        if warm:
             return made
+        made.runner.close()
+        return None
 
     def stop(self) -> None:
         """Make nothing more; a build that runs goes on, but nobody hears of its end."""
@@ -90,7 +109,12 @@ class Standby:
             if not self._status:
                 return None
             sizes = self._forecast.as_dict() if self._forecast else {}
-            return {**sizes, "device": self._device, "status": self._status}
+            return {**sizes, "device": self._device, "status": self._state()}
+
+    def _state(self) -> str:
+        """The status; one whose process died has failed, until that is back."""
+        runner: Any = self._made.runner if self._made is not None else None
+        return self._status if getattr(runner, "ready", True) else "failed"
 
     def _build(self, names: Sequence[str]) -> None:
         for name in names:
@@ -113,7 +137,11 @@ class Standby:
             made.runner.device.release_threads()
             seconds = now() - began
             with self._lock:
-                self._made, self._status = made, "warm"
+                wanted = bool(self._names)
+                self._made, self._status = (made, "warm") if wanted else (None, "")
+            if not wanted:
+                made.runner.close()
+                return
             log.info("the standby %s is warm after %.2f s", name, seconds)
             self._tell(name, "warm", f"ready to take over after {seconds:.2f} s")
             return

@@ -12,8 +12,9 @@ from piecework.devices.cpu import CpuDevice
 from piecework.engine.beside import run_beside
 from piecework.engine.gaps import BOUNDS, Seconds
 from piecework.engine.offline import run_requests
-from piecework.errors import ConfigError
+from piecework.errors import ConfigError, EngineDeadError
 from piecework.runner import failover
+from piecework.runner.standby import Standby
 from piecework.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=8)
@@ -107,9 +108,13 @@ def test_a_standby_that_is_not_ready_is_waited_for(make_service, clean, loads):
     thread.start()
     wait_for(lambda: service.health()["status"] == "degraded")
     assert service.health()["standby"]["status"] == "building"
+    sizes = []  # the device that failed has no cache any more, and the next one none yet
+    looks = threading.Thread(target=lambda: sizes.append(service.kv_size().pages))
+    looks.start()
     go_on.set()
     thread.join(LIMIT)
-    assert results[0][0] == clean and made == ["sim", "cpu"]
+    looks.join(LIMIT)
+    assert results[0][0] == clean and made == ["sim", "cpu"] and sizes == [40]
 
 
 def test_a_standby_that_can_not_be_made_is_tried_again_when_it_is_needed(
@@ -132,10 +137,100 @@ def test_a_standby_that_can_not_be_made_is_tried_again_when_it_is_needed(
 
 
 def test_one_that_does_not_fit_is_refused_by_name(make_service, monkeypatch):
+    closed = []
+    monkeypatch.setattr(failover, "_close", closed.append)
     monkeypatch.setattr(CpuDevice, "free_memory", lambda self: 1000)
     with pytest.raises(ConfigError, match=r"the standby cpu does not fit: .* 0 bytes are free") as error:
-        make_service(standby="warm", **FAULT)
+        make_service(standby="warm", audit_device="sim", **FAULT)
     assert error.value.field == "standby"
+    assert len(closed) == 2  # the reference is let go, too
+
+
+class Model:
+    """What a standby makes, as far as it looks."""
+
+    def __init__(self, name):
+        self.name, self.ready, self.closed = name, True, False
+        self.runner = self.device = self
+
+    def release_threads(self):
+        pass
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def standby():
+    """A standby, the models that it made, and what holds their making up."""
+    made, go_on = [], threading.Event()
+    go_on.set()
+
+    def load(name):
+        made.append(Model(name))
+        assert go_on.wait(LIMIT)
+        return made[-1]
+
+    one = Standby(load, lambda name: None)
+    yield one, made, go_on
+    go_on.set()
+    one.close()
+    assert all(model.closed for model in made)
+
+
+def test_a_standby_of_a_device_that_is_not_the_next_any_more_makes_room(standby):
+    one, made, _ = standby
+    one.start(["b", "c"])
+    assert one.take("b") is made[0]
+    one.start(["c"])
+    wait_for(lambda: one.is_warm("c"))
+    one.start(["b", "c"])  # somebody went back to the first device
+    wait_for(lambda: one.is_warm("b"))
+    assert [(model.name, model.closed) for model in made] == [("b", False), ("c", True), ("b", False)]
+    one.start(["b", "c"])
+    assert len(made) == 3
+    one.start([])  # nothing takes over from what serves now
+    assert one.as_dict() is None and made.pop().closed and not made[0].closed
+    made[0].close()
+
+
+def test_a_standby_that_nobody_waits_for_any_more_is_let_go_when_it_is_made(standby):
+    one, made, go_on = standby
+    go_on.clear()
+    one.start(["b"])
+    one.start([])
+    go_on.set()
+    wait_for(lambda: made and made[0].closed)
+    assert one.take("b") is None and one.as_dict() is None
+
+
+def test_a_standby_whose_process_died_does_not_take_over(standby):
+    one, made, _ = standby
+    one.start(["b"])
+    wait_for(lambda: one.is_warm("b"))
+    made[0].ready = False
+    assert one.as_dict()["status"] == "failed" and not one.is_warm("b")
+    assert one.take("b") is None and made[0].closed and one.as_dict() is None
+
+
+def test_after_a_failed_audit_no_standby_stays(make_service, clean, loads):
+    fault = "point=run,device=0,step=4,kind=wrong"
+    service = make_service(
+        standby="warm", audit_device="sim", audit_every=1, **{**FAULT, "inject_fault": fault}
+    )
+    wait_for(lambda: service.standby()["status"] == "warm")
+    assert tokens_of(service)[0] == clean
+    wait_for(lambda: service.standby() is None)
+    service.move_to("sim")
+    wait_for(lambda: (service.standby() or {}).get("status") == "warm")
+
+
+def test_once_it_closes_nothing_is_loaded_any_more(make_service, loads):
+    service = make_service(**FAULT)
+    service._runners.stop()
+    with pytest.raises(EngineDeadError, match="shutting down"):
+        service.move_to("cpu")
+    assert loads[0] == ["sim"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,8 @@ def test_requests_queue_for_slots(tmp_path: Path) -> None:
     prompts = [prompt(n) for n in (9, 3, 14, 6)]
     with LLM(str(folder), device="sim", kv_slots=2, **{**STATIC, "kv_capacities": "12,24"}) as llm:
         outputs = llm.generate(prompts, max_tokens=8, **GREEDY)
-        stats = llm.service.stats()
+        while (stats := llm.service.stats()).running:  # they are told after the last token is
+            time.sleep(0.01)
         assert (stats.kv_pages_total, stats.kv_pages_used, stats.preemptions_total) == (2, 0, 0)
         # A chunk of a prompt and a token of another request ran in one step.
         assert llm.service.graph_counters()["body"]["whole_runs"] > stats.steps_total
@@ -142,6 +144,8 @@ def test_pages_take_over_from_a_static_device(model: Path) -> None:
         ({"max_model_len": 40}, "at least 39 tokens for max_model_len=40"),
         ({"kv_cache_memory": 100}, "kv_slots=1.* fit into 100 bytes"),
         ({"workers": "process"}, "workers='process'"),
+        ({"device": "sim,cpu", "isolate": True}, "isolate=True"),
+        ({"place": "0:cpu"}, "place='0:cpu'.* programs are whole"),
         ({"compilation_config": {"decode_graph": "full"}}, "decode_graph='full'"),
     ],
 )

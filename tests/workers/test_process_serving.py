@@ -177,6 +177,40 @@ def test_with_another_device_behind_it_a_killed_worker_loses_no_request(folder, 
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_device_that_dies_while_nothing_runs_does_not_end_the_engine(folder, expected, monkeypatch):
+    from piecework.workers.process import supervisor
+
+    monkeypatch.setattr(supervisor, "delays", lambda: iter([0.01] * 10))
+    with LLM(folder, **settings(device="sim,cpu", isolate=True)) as llm:
+        runner = llm.service.runner
+        runner._target = "child_hosts:Crashes"
+        os.kill(llm.service.workers()[0].pid, signal.SIGKILL)
+        while runner.failure() is None:
+            time.sleep(0.01)
+        assert llm.service.health()["status"] == "degraded"
+        (result,) = llm.generate([PROMPTS[0]], temperature=0.0, max_tokens=12, ignore_eos=True)
+        assert result.token_ids == expected[0][0], result.error
+        assert llm.service.device_name == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_requests_wait_for_a_restart_no_longer_than_they_may(folder, monkeypatch):
+    from piecework.workers.process import supervisor
+
+    monkeypatch.setattr(supervisor, "delays", lambda: iter([3600.0]))
+    faults = "point=run,device=0,step=8,kind=abort;point=run,device=1,step=0,kind=abort"
+    small = {"chunk_size": 8, "max_num_batched_tokens": 8, "max_failover_seconds": 30.0}
+    device = {"device": "sim,cpu", "workers": "process", "inject_fault": faults}
+    with LLM(folder, **settings(**device, **small)) as llm:
+        results = llm.generate(PROMPTS, temperature=0.0, max_tokens=100, ignore_eos=True)
+        errors = [result.error for result in results]
+        assert all(result.finish_reason == "error" for result in results)
+        assert any("max_failover_seconds=30" in error for error in errors), errors
+
+
+@pytest.mark.slow
 def test_what_is_wrong_with_the_settings_is_said_as_in_one_process(folder):
     with pytest.raises(ConfigError) as error:
         LLM(folder, **settings(workers="process", num_pages=2, max_model_len=100))
