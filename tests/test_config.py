@@ -132,6 +132,11 @@ def test_device_may_be_a_section_too(tmp_path: Path) -> None:
     assert config.device.threads == 3
 
 
+def test_off_is_a_word_where_it_is_a_choice(tmp_path: Path) -> None:
+    config = EngineConfig.from_file(_write(tmp_path, "failover: off\nprefix_caching: off"))
+    assert config.device.failover == "off" and config.cache.prefix_caching is False
+
+
 def test_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert EngineConfig.from_file(_write(tmp_path, "")) == EngineConfig()
 

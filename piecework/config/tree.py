@@ -45,6 +45,8 @@ class EngineConfig:
                 raise ConfigError(name, size, "1 with kv_strategy=static")
         if self.worker.workers == "process":
             raise ConfigError("workers", "process", "inline or auto with kv_strategy=static")
+        if self.device.isolate:
+            raise ConfigError("isolate", True, "false with kv_strategy=static, which runs in this process")
 
     @classmethod
     def from_flat(cls, values: Mapping[str, Any]) -> EngineConfig:

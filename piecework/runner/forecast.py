@@ -18,6 +18,7 @@ from piecework.runner.fitting import fit_cache
 from piecework.runner.load import Loaded, context_limit
 from piecework.runner.memory import plan_pages
 from piecework.runner.programs import cache_dtype, layer_shapes
+from piecework.runner.static_settings import check_slots, choose_capacities
 from piecework.units import format_size
 
 log = logging.getLogger("piecework.failsafe")
@@ -74,16 +75,19 @@ def forecast(config: EngineConfig, loaded: Loaded, name: str) -> Forecast | None
     kept = cache_dtype(config, dtype, device)
     layers = layer_shapes(float_outline(loaded.model_config, dtype))
     limit = context_limit(config.load.max_model_len, loaded.model_config)
-    left = free - loaded.weight_bytes
-    per_page = page_bytes(layers, config.cache.page_size, kept)
+    left = max(free - loaded.weight_bytes, 0)
     try:
-        pages = plan_pages(layers, config, limit, kept, device, max(left, 0))
+        if cache.kv_strategy == "static":
+            capacities = choose_capacities(config, limit)
+            pages, size = check_slots(config, layers, capacities, dtype, left), capacities.largest
+        else:
+            pages, size = plan_pages(layers, config, limit, kept, device, left), cache.page_size
     except ConfigError as error:
         needs = f"{loaded.weight_bytes} bytes of weights and a KV cache; {max(free, 0)} bytes are free there"
         raise ConfigError(
             "standby", "warm", f"cold, since the standby {name} does not fit: it needs {needs} ({error})"
         ) from error
-    return Forecast(name, loaded.weight_bytes, pages * per_page, free)
+    return Forecast(name, loaded.weight_bytes, pages * page_bytes(layers, size, kept), free)
 
 
 def _not_yet_written(loaded: Loaded, device: Device) -> int:
