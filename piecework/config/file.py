@@ -54,6 +54,10 @@ def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:
         key = str(name).replace("-", "_")
         if key in parts and isinstance(value, dict):
             found = _flatten(value, parts[key])
+        elif key in parts and key not in known:
+            if value is not None:
+                raise ConfigError(key, value, "a mapping, since it is a section")
+            found = {}
         elif key in known:
             found = {key: _unread_off(known[key][0], value)}
         else:
