@@ -132,6 +132,17 @@ def test_device_may_be_a_section_too(tmp_path: Path) -> None:
     assert config.device.threads == 3
 
 
+def test_off_is_a_word_where_it_is_a_choice(tmp_path: Path) -> None:
+    config = EngineConfig.from_file(_write(tmp_path, "failover: off\nprefix_caching: off"))
+    assert config.device.failover == "off" and config.cache.prefix_caching is False
+
+
+def test_a_section_may_be_empty_but_holds_no_value(tmp_path: Path) -> None:
+    assert EngineConfig.from_file(_write(tmp_path, "cache:\ndevice:")) == EngineConfig()
+    with pytest.raises(ConfigError, match="cache=3 is not allowed: a mapping, since it is a section"):
+        EngineConfig.from_file(_write(tmp_path, "cache: 3"))
+
+
 def test_empty_file_is_all_defaults(tmp_path: Path) -> None:
     assert EngineConfig.from_file(_write(tmp_path, "")) == EngineConfig()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import Field
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,11 @@ def _first_twice(node: Any) -> str | None:
     return here or next((found for _, value in pairs if (found := _first_twice(value))), None)
 
 
+def _unread_off(leaf: Field[Any], value: Any) -> Any:
+    """Return the word `off` where a setting has it as a choice: YAML reads it as false."""
+    return "off" if value is False and "off" in leaf.metadata.get("choices", ()) else value
+
+
 def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:
     known = leaves(cls)
     parts = sections(cls)
@@ -48,8 +54,12 @@ def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:
         key = str(name).replace("-", "_")
         if key in parts and isinstance(value, dict):
             found = _flatten(value, parts[key])
+        elif key in parts and key not in known:
+            if value is not None:
+                raise ConfigError(key, value, "a mapping, since it is a section")
+            found = {}
         elif key in known:
-            found = {key: value}
+            found = {key: _unread_off(known[key][0], value)}
         else:
             names = ", ".join(sorted({*known, *parts}))
             raise ConfigError(str(name), value, f"not a setting of {cls.__name__}; known: {names}")

@@ -94,6 +94,7 @@ class Engine:
     def lose_cache(self, error: str) -> None:
         """End every request that has pages: what was in them is gone. Those that wait go on waiting."""
         for request in list(self.scheduler.running):
+            self.scheduler.lose(request)
             self._end(request, request.end("error", error))
         self.scheduler.tree.clear()
 

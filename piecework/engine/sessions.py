@@ -21,7 +21,9 @@ class Sessions:
         """Give a request the free slot that has most of its first tokens; False where no slot is free.
 
         Its last known token is always computed. With `reuse` off it begins in front. Where no slot has
-        anything of it, it gets one that holds nothing, else the least recently used one.
+        anything of it, it gets one that holds nothing, else the least recently used one. A slot that would
+        lose more than the request finds there, as where two chats begin alike, is not taken from its
+        sequence while another holds nothing.
         """
         free = self._pool.free_pages
         if not free:
@@ -30,6 +32,8 @@ class Sessions:
         slots = sorted(free, key=lambda slot: order.index(slot) if slot in self._kept else -1)
         known = {slot: self._common(slot, request) if reuse else 0 for slot in slots}
         slot = max(slots, key=known.__getitem__)
+        if slots[0] not in self._kept and 2 * known[slot] < len(self._kept.get(slot, ())):
+            slot = slots[0]
         self._pool.claim(slot)
         self._kept.pop(slot, None)
         self._lost.discard(slot)

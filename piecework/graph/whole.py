@@ -17,6 +17,7 @@ from piecework.graph.program import ATTENTION
 from piecework.graph.split import op_name
 from piecework.graph.symbols import symbolic_sizes
 from piecework.ops.attention import attention, paged_attention
+from piecework.ops.attention_int8 import paged_attention_int8
 
 INDEX = ("slots", "page_table", "query_starts", "context_lengths")
 _ONE_ROW = 1  # of each sequence: the program is one of decode
@@ -36,7 +37,8 @@ def with_paged_attention(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> Whol
     Args:
         graph: flat, its nodes with values in `meta["val"]`.
         tensors: the index tensors of a step, by the names of `INDEX`, whose first dimension is that of the
-            step (for query_starts one more), and `keys.<layer>` and `values.<layer>` of the cache.
+            step (for query_starts one more), and `keys.<layer>` and `values.<layer>` of the cache, where it
+            is int8 also `key_scales.<layer>` and `value_scales.<layer>`.
     """
     copy = fx.Graph()
     seen: dict[fx.Node, fx.Node] = {}
@@ -45,8 +47,11 @@ def with_paged_attention(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> Whol
         if node.op == "placeholder":
             seen[node] = copy.node_copy(node)
     calls = {node: _arguments(node) for node in nodes if node.op == "call_function" and _is_attention(node)}
+    scaled = any(name.startswith("key_scales.") for name in tensors)
+    kinds = ("keys", "values", *(("key_scales", "value_scales") if scaled else ()))
+    op = paged_attention_int8 if scaled else paged_attention
     names = list(INDEX)
-    names += [f"{kind}.{call['layer']}" for call in calls.values() for kind in ("keys", "values")]
+    names += [f"{kind}.{call['layer']}" for call in calls.values() for kind in kinds]
     rows = next(iter(calls.values()))["q"].meta["val"]
     added = {name: _placeholder(copy, name, tensors[name], rows) for name in dict.fromkeys(names)}
     for node in nodes:
@@ -56,11 +61,11 @@ def with_paged_attention(graph: fx.Graph, tensors: Mapping[str, Tensor]) -> Whol
             seen[node] = copy.node_copy(node, lambda n: seen[n])
             continue
         call = calls[node]
-        cache = [added[f"{kind}.{call['layer']}"] for kind in ("keys", "values")]
+        cache = [added[f"{kind}.{call['layer']}"] for kind in kinds]
         inside = [seen[call[name]] for name in ("q", "k", "v", "out")]
         index = [added[name] for name in INDEX]
         args = (*inside, *cache, *index, _ONE_ROW, call["scale"], call["window"])
-        seen[node] = copy.call_function(paged_attention.overload, args)
+        seen[node] = copy.call_function(op.overload, args)
         seen[node].meta["val"] = None
     copy.lint()
     return WholeGraph(fx.GraphModule(nn.Module(), copy), tuple(added))

@@ -76,19 +76,18 @@ def forecast(config: EngineConfig, loaded: Loaded, name: str) -> Forecast | None
     layers = layer_shapes(float_outline(loaded.model_config, dtype))
     limit = context_limit(config.load.max_model_len, loaded.model_config)
     left = max(free - loaded.weight_bytes, 0)
-    page_size = config.cache.page_size
     try:
-        if config.cache.kv_strategy == "static":
+        if cache.kv_strategy == "static":
             capacities = choose_capacities(config, limit)
-            pages, page_size = check_slots(config, layers, capacities, kept, left), capacities.largest
+            pages, size = check_slots(config, layers, capacities, kept, left), capacities.largest
         else:
-            pages = plan_pages(layers, config, limit, kept, device, left)
+            pages, size = plan_pages(layers, config, limit, kept, device, left), cache.page_size
     except ConfigError as error:
         needs = f"{loaded.weight_bytes} bytes of weights and a KV cache; {max(free, 0)} bytes are free there"
         raise ConfigError(
             "standby", "warm", f"cold, since the standby {name} does not fit: it needs {needs} ({error})"
         ) from error
-    return Forecast(name, loaded.weight_bytes, pages * page_bytes(layers, page_size, kept), free)
+    return Forecast(name, loaded.weight_bytes, pages * page_bytes(layers, size, kept), free)
 
 
 def _not_yet_written(loaded: Loaded, device: Device) -> int:

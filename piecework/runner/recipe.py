@@ -23,6 +23,7 @@ from piecework.failsafe.policy import Policy
 from piecework.graph.program import ATTENTION
 from piecework.models.config import ModelConfig
 from piecework.ops.registry import REFERENCE
+from piecework.runner.placing import FIELD as PLACE
 from piecework.runner.placing import HEAD, PlacingCompiler, read_places
 from piecework.runner.spare import FailsafeCompiler, Spares
 
@@ -117,13 +118,15 @@ def make_recipe(
     capture = without_reference(capture, settings, device, model, dtype, config.cache.page_size)
     if config.cache.kv_strategy == "static":
         capture = CaptureOptions("eager", "eager")
+    places = read_places(config.device.place, dtype)
+    _check_places(places, config)
     recipe = Recipe(
         capture,
         compiler_name(settings.compiler, device, strict=settings.strict),
         functools.partial(make_passes, config, device, model, dtype),
         spares or Spares(),
         Policy(config.device.failover),  # type: ignore[arg-type]
-        places=read_places(config.device.place, dtype),
+        places=places,
         at_run=not device.chains and capture.decode == capture.prefill == "eager",
     )
     if settings.compiler != "auto":
@@ -133,6 +136,15 @@ def make_recipe(
 
         check_names(settings.passes, settings.disable_passes)
     return recipe
+
+
+def _check_places(places: Mapping[str, Device], config: EngineConfig) -> None:
+    """Refuse pieces of a body that runs as whole programs, by name."""
+    static = config.cache.kv_strategy == "static"
+    if static and places.keys() - {HEAD}:
+        raise ConfigError(PLACE, config.device.place, f"{HEAD} with kv_strategy=static: the body is whole")
+    if places and config.compilation_config.whole_program:
+        raise ConfigError(PLACE, config.device.place, "nothing where splitting_ops is empty")
 
 
 def without_reference(

@@ -50,6 +50,15 @@ def test_as_one_call_and_piece_by_piece(folder, chained):
     assert tokens == other[0] and torch.equal(logprobs, other[1])
 
 
+def test_a_whole_program_reads_the_scales(folder, chained):
+    whole = {"compiler": "dynamo:eager", "splitting_ops": [], "decode_capture_sizes": [1, 3]}
+    settings = {"dtype": "float32", "threads": 1, "compilation_config": whole}
+    with LLM(str(folder), kv_cache_dtype="int8", **settings) as llm:
+        found = llm.generate(PROMPTS, temperature=0, max_tokens=8, ignore_eos=True)
+        assert llm.service.graph_counters()["body"]["whole_runs"] > 0
+    assert [r.token_ids for r in found] == chained[0]
+
+
 def test_the_cache_has_the_bytes_it_says(folder, chained):
     cache = chained[2]
     layers = [LayerShape(k.shape[1], k.shape[3]) for k in cache.keys]

@@ -48,6 +48,15 @@ def test_a_prompt_that_goes_on_begins_behind_what_is_there() -> None:
     assert slots.run(8, 9, 1, reuse=False) == (second, 0)  # the least recently used
 
 
+def test_two_chats_that_begin_alike_have_a_slot_each() -> None:
+    slots = Slots()
+    first, _ = slots.run(1, 2, 5, 6, 7)
+    second, known = slots.run(1, 2, 8, 9, 3)
+    assert second != first and known == 0
+    assert slots.run(1, 2, 5, 6, 7, 4) == (first, 5)
+    assert slots.run(1, 2, 8, 9, 3, 4) == (second, 5)
+
+
 def test_a_slot_is_one_request_s_at_a_time() -> None:
     slots = Slots()
     running = ask(1, 2), ask(1, 2)

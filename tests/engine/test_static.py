@@ -144,8 +144,8 @@ def test_pages_take_over_from_a_static_device(model: Path) -> None:
         ({"max_model_len": 40}, "at least 39 tokens for max_model_len=40"),
         ({"kv_cache_memory": 100}, "kv_slots=1.* fit into 100 bytes"),
         ({"workers": "process"}, "workers='process'"),
-        ({"device": "sim,cpu", "isolate": True}, "isolate=True"),
-        ({"place": "0:cpu"}, "place='0:cpu'.* programs are whole"),
+        ({"isolate": True, "device": "sim,cpu"}, "isolate=True.* false with kv_strategy=static"),
+        ({"place": "head:cpu,0:cpu"}, "place='head:cpu,0:cpu'.* head with kv_strategy=static"),
         ({"compilation_config": {"decode_graph": "full"}}, "decode_graph='full'"),
     ],
 )

@@ -101,10 +101,9 @@ def test_a_request_that_can_never_fit_the_next_device_says_so_and_others_go_on(m
     made = loading.make_cache
     service = make_service(device="sim,cpu", inject_fault="point=run,device=0,step=5", **SMALL)
 
-    def less(model, config, limit, dtype, device, reserved=0):
+    def less(model, config, *rest):
         """The device that takes over has four pages of 16 tokens."""
-        cache = config.__class__.from_flat({"num_pages": 5})
-        return made(model, cache, limit, dtype, device, reserved)
+        return made(model, config.__class__.from_flat({"num_pages": 5}), *rest)
 
     monkeypatch.setattr(loading, "make_cache", less)
     params = [GREEDY.with_changes(max_tokens=60), GREEDY, GREEDY.with_changes(max_tokens=None)]

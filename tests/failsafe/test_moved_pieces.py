@@ -88,7 +88,9 @@ def test_a_piece_that_fails_in_a_step_moves_with_all_its_calls(expected, caplog)
     program, counters = build("point=run,step=3,piece=2")
     for step in range(3):
         run(program, step)
-    assert counters.moved_pieces == counters.recompiles == 0 and not any(piece.moved for piece in program.pieces)
+    assert counters.moved_pieces == counters.recompiles == 0 and not any(
+        piece.moved for piece in program.pieces
+    )
     hidden, launched = run(program, 3)
     torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-4)
     assert launched == [0, 1, 1, 1, 1, 2]  # nothing before it ran again, nothing was launched twice
