@@ -34,7 +34,7 @@ HOST = {
     "embedding_blocks",
     "all_reduce",
 }
-"""Ops that fill holes, sum over processes, or read blocks of GGUF files: pieces with these run on the host."""
+"""Ops that fill holes, sum over processes, or read GGUF blocks: pieces with these run on the host."""
 
 
 def compare(found: Any, wanted: Any, tolerance: float) -> None:

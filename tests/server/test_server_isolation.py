@@ -13,7 +13,7 @@ from server_process import ServerProcess
 from test_server_failover import FLAGS, all_streams, check
 
 ISOLATED = ("--device", "sim,cpu", "--isolate")
-TOKENS = 48
+TOKENS = 24
 
 
 class Killer:
