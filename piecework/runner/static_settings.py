@@ -37,8 +37,6 @@ def check_strategy(config: EngineConfig, device: Device) -> None:
     if device.watches_cache:
         fault = config.device.inject_fault
         raise ConfigError("inject_fault", fault, "no fault of the cache with kv_strategy=static")
-    if config.device.place is not None:
-        raise ConfigError("place", config.device.place, "nothing with kv_strategy=static: programs are whole")
     if settings.whole_program:
         raise ConfigError("splitting_ops", [], "for kv_strategy=paged: static programs are whole already")
     for name in ("decode_graph", "prefill_graph"):
