@@ -41,6 +41,14 @@ def make_device(name: str, faults: Sequence[PlannedFault] = ()) -> Device:
     return with_faults(found, options, faults) if faults else found.from_options(options)
 
 
+def numbered_device(name: str, offset: int) -> str:
+    """Return the device `offset` behind `name`: 1 behind `cuda:2` is `cuda:3`; `name` where it has no number."""
+    kind, _, number = name.partition(":")
+    if not device_class(kind, name).numbered or (number and not number.isdecimal()):
+        return name
+    return f"{kind}:{int(number or 0) + offset}"
+
+
 def device_class(kind: str, name: str | None = None) -> type[Device]:
     """Return the class of a kind of device; `name` is how the user called it, for the ConfigError."""
     name = name or kind

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from piecework.config import EngineConfig
-from piecework.devices.registry import device_class
+from piecework.devices.registry import numbered_device
 from piecework.engine.gaps import Pauses
 from piecework.engine.observer import Observer
 from piecework.engine.outputs import Delta, EngineStats
@@ -53,20 +53,12 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
     threads = config.device.threads
     if threads is None:  # each would take all
         threads = max(1, torch.get_num_threads() // size)
-    device = _own_device(config.device.first, rank)
+    device = numbered_device(config.device.first, rank)
     return replace(
         config,
         device=replace(config.device, device=device, threads=threads),
         worker=replace(config.worker, workers="process", data_parallel_size=1),
     )
-
-
-def _own_device(name: str, rank: int) -> str:
-    """Of a kind with numbers the one that comes `rank` behind `name`."""
-    kind, _, number = name.partition(":")
-    if not device_class(kind, name).numbered or (number and not number.isdecimal()):
-        return name
-    return f"{kind}:{int(number or 0) + rank}"
 
 
 class DataParallel:

@@ -39,12 +39,8 @@ class Engine:
         `successor` is asked when a step fails: for the runner that takes over, or None where the failure is
         not one that another runner could do better; it raises where there is none left.
         """
-        self._runner = runner
         self._successor = successor
-        self.pool = PagePool(runner.cache.num_pages)
-        self._page_size = runner.cache.page_size  # a runner that was given up has no cache to ask
-        self._slot_room = _slot_room(runner)
-        self._kv_moved: Mapping[str, int] = getattr(runner.cache, "moved_bytes", {})
+        self._use(runner)
         self.scheduler = Scheduler(
             config.scheduler,
             self.pool,
@@ -183,12 +179,17 @@ class Engine:
         self.gaps.took_over()
         self.take_over(runner)
 
+    def _use(self, runner: StepRunner) -> None:
+        """Run steps on `runner`; what is asked of its cache is kept, since one that was given up has none."""
+        self._runner, cache = runner, runner.cache
+        self.pool, self._page_size = PagePool(cache.num_pages), cache.page_size
+        capacities = getattr(cache, "capacities", None)
+        self._slot_room = capacities.longest if isinstance(capacities, Capacities) else None
+        self._kv_moved: Mapping[str, int] = getattr(cache, "moved_bytes", {})
+
     def take_over(self, runner: StepRunner) -> None:
         """Go on with another runner, whose cache is empty: what runs is computed again, the oldest first."""
-        self._runner = runner
-        self.pool, self._page_size = PagePool(runner.cache.num_pages), runner.cache.page_size
-        self._slot_room = _slot_room(runner)
-        self._kv_moved = getattr(runner.cache, "moved_bytes", {})
+        self._use(runner)
         self.scheduler.restart(self.pool, self._page_size, static=self._slot_room is not None)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
@@ -252,9 +253,3 @@ class Engine:
             log.exception("the listener of request %s failed", request.request_id)
             if not request.finished:
                 self._end(request, request.end("abort"))
-
-
-def _slot_room(runner: StepRunner) -> int | None:
-    """The longest prompt plus output of a static cache's slot; None where there are pages."""
-    capacities = getattr(runner.cache, "capacities", None)
-    return capacities.longest if isinstance(capacities, Capacities) else None

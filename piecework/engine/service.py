@@ -375,8 +375,14 @@ class Service:
                     self._die(f"{failures} steps failed in a row, the last with: {error}")
                     return
             self._publish_stats()
-            self._runners.settle(waiting=bool(self._engine.gaps))
+            self._settle()
         self._finish_all("abort", None)
+
+    def _settle(self) -> None:
+        try:
+            self._runners.settle(waiting=bool(self._engine.gaps))
+        except Exception:  # of a device that is let go: the one in use goes on
+            log.exception("what a takeover left behind could not be put away")
 
     def _successor(self, error: Exception) -> StepRunner | None:
         """Let the next device take over where it was the device that failed."""

@@ -40,14 +40,8 @@ class Shard:
 def allowed_sizes(config: ModelConfig) -> tuple[int, ...]:
     """Return the numbers of ranks that a model's heads can be divided by."""
     heads, kv_heads = config.num_heads, config.num_kv_heads
-    narrow = min(
-        size
-        for size in (
-            config.intermediate_size,
-            config.vocab_size,
-            config.moe_intermediate_size or config.intermediate_size,
-        )
-    )
+    wide = config.intermediate_size
+    narrow = min(wide, config.moe_intermediate_size or wide, config.vocab_size)
     return tuple(
         size
         for size in range(1, heads + 1)

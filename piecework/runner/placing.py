@@ -30,7 +30,7 @@ def read_places(text: str | None, dtype: torch.dtype) -> dict[str, Device]:
     that is not there or doesn't run in `dtype`.
     """
     found: dict[str, Device] = {}
-    for part in (text or "").split(",") if text is not None else ():
+    for part in () if text is None else text.split(","):
         piece, colon, name = (word.strip() for word in part.partition(":"))
         if not colon or not (piece.isdecimal() or piece in (_LAST, HEAD)):
             raise ConfigError(

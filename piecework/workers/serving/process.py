@@ -51,7 +51,7 @@ class RemoteCache:
     nbytes: int
     dtype: str
     resizable = False
-    fixed_because = "a KV cache in a process of its own keeps its size; with --workers inline it can change"
+    fixed_because = "a KV cache in a process of its own keeps its size"
 
 
 class ProcessRunner:
@@ -92,7 +92,7 @@ class ProcessRunner:
         self._counters: dict[str, dict[str, int]] = {}
         self._ranks: tuple[int, ...] = ()
         self._writer = self._new_writer()
-        self._deadlines = Deadlines(config.worker.step_timeout, config.worker.start_timeout)
+        self._deadlines = self._new_deadlines()
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
 
     def start(self) -> None:
@@ -223,6 +223,9 @@ class ProcessRunner:
     def _new_writer(self) -> StepWriter:
         return StepWriter(capacity=4 * self._config.scheduler.max_num_seqs)
 
+    def _new_deadlines(self) -> Deadlines:
+        return Deadlines(self._config.worker.step_timeout, self._config.worker.start_timeout)
+
     def _plan(self) -> Plan:
         settings, settled = settings_of(self._config), self._settled
         if self._shape is not None:  # the scheduler's pages must all be there again
@@ -237,6 +240,7 @@ class ProcessRunner:
         if self._shape is not None and found.shape != self._shape:
             raise ConfigError("worker", found.shape, f"what it was before its restart: {self._shape}")
         self._shape, self._counters, self._ranks = found.shape, found.counters, found.ranks
+        self._deadlines = self._new_deadlines()  # the first step of a process may have to set up, each time
         for name, seconds in found.times.items():
             self.profile.add_time(name, seconds)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from piecework.config import EngineConfig
+from piecework.devices.registry import numbered_device
 from piecework.errors import DeviceError
 from piecework.models.shard import Shard
 from piecework.runner.ranks import HOST, Ranks, collectives_of, join
@@ -156,8 +157,7 @@ def rank_config(config: EngineConfig, name: str, shard: Shard) -> EngineConfig:
     if collectives_of(name) == HOST:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return replace(config, device=replace(device, threads=device.threads or max(1, cores // shard.size)))
-    kind, _, first = name.partition(":")
-    own = f"{kind}:{int(first or 0) + shard.rank}"
+    own = numbered_device(name, shard.rank)
     return replace(
         config,
         device=replace(device, device=",".join(own if one == name else one for one in device.devices)),
