@@ -42,7 +42,7 @@ def make_device(name: str, faults: Sequence[PlannedFault] = ()) -> Device:
 
 
 def numbered_device(name: str, offset: int) -> str:
-    """Return the device `offset` behind `name`: 1 behind `cuda:2` is `cuda:3`; `name` where it has no number."""
+    """Return the device `offset` behind `name`, as `cuda:3` is 1 behind `cuda:2`; `name` without numbers."""
     kind, _, number = name.partition(":")
     if not device_class(kind, name).numbered or (number and not number.isdecimal()):
         return name
