@@ -70,13 +70,6 @@ def check_shares(where: Path, size: int, most: float = 1e-4, **how: Any) -> None
 
 PROMPTS = [[5, 6, 7], [9] * 40, list(range(10, 30))]
 SETTINGS = {"dtype": "float32", "threads": 1, "max_num_seqs": 8, "num_pages": 200}
-PIECEWISE = {
-    "compiler": "eager",
-    "decode_graph": "piecewise",
-    "prefill_graph": "piecewise",
-    "decode_capture_sizes": [1, 2, 4],
-    "prefill_capture_sizes": [4, 16, 48],
-}
 
 
 def check_ranks(model: str, size: int, **settings: Any) -> None:

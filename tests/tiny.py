@@ -74,6 +74,15 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
+PIECEWISE = {
+    "compiler": "eager",
+    "decode_graph": "piecewise",
+    "prefill_graph": "piecewise",
+    "decode_capture_sizes": [1, 2, 4],
+    "prefill_capture_sizes": [4, 16, 48],
+}
+"""Settings of compilation for few and small captures."""
+
 
 def tiny_config(name: str, **overrides: Any) -> Any:
     """A `transformers` config of the tiny model `name` (one of `NAMES`); `overrides` are its fields."""

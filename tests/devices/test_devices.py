@@ -8,6 +8,7 @@ import torch
 from piecework.devices import known_devices, make_device
 from piecework.devices.base import Device
 from piecework.devices.cuda import CudaDevice, CudaGraph
+from piecework.devices.registry import numbered_device
 from piecework.errors import CaptureError, ConfigError
 
 
@@ -91,3 +92,17 @@ def test_cuda_replays_on_recorded_addresses():
     graph.release()
     with pytest.raises(CaptureError, match="released"):
         graph.replay()
+
+
+@pytest.mark.parametrize(
+    ("name", "offset", "found"),
+    [
+        ("cuda", 1, "cuda:1"),
+        ("cuda:2", 1, "cuda:3"),
+        ("npu:0", 0, "npu:0"),
+        ("cpu", 1, "cpu"),
+        ("sim:host", 2, "sim:host"),
+    ],
+)
+def test_devices_with_numbers_are_counted_on(name: str, offset: int, found: str) -> None:
+    assert numbered_device(name, offset) == found

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import save_tiny
+from tiny import PIECEWISE, save_tiny
 
 from piecework import LLM, EngineConfig
 from piecework.engine.data_parallel import DataParallel, child_config
@@ -21,13 +21,6 @@ from piecework.server.metrics import ServerMetrics
 from piecework.weights.source import resolve
 
 LIMIT = 300  # seconds, for a model to be loaded again on a machine that has other things to do
-PIECEWISE = {
-    "compiler": "eager",
-    "decode_graph": "piecewise",
-    "prefill_graph": "piecewise",
-    "decode_capture_sizes": [1, 2, 4],
-    "prefill_capture_sizes": [4, 16, 48],
-}
 PROMPTS = [[5, 6, 7], [9] * 40, list(range(10, 30)), [8]]
 
 

@@ -280,3 +280,18 @@ def test_a_histogram_counts_each_time_once():
     found = Seconds().plus(0.01).plus(0.011).plus(9999.0)
     assert found.counts[:2] == (1, 1) and found.counts[-1] == 1 and sum(found.counts) == 3
     assert found.sum == pytest.approx(9999.021) and len(found.counts) == len(BOUNDS) + 1
+
+
+def test_a_device_that_cannot_be_let_go_does_not_end_the_engine(make_service, monkeypatch, caplog):
+    service = make_service(**FAULT, standby="warm")
+    wait_for(lambda: service.standby()["status"] == "warm")
+
+    def broken(loaded):
+        raise RuntimeError("the device hangs")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(failover, "_close", broken)
+        first, _ = tokens_of(service)
+        wait_for(lambda: "could not be put away" in caplog.text)
+        second, last = tokens_of(service)
+    assert second == first and {delta.finish_reason for delta in last} == {"length"}

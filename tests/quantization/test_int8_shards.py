@@ -8,7 +8,8 @@ import pytest
 import torch
 from int8_checkpoints import logits, write
 from reference import nrmse
-from shards import PIECEWISE, check_ranks, check_shares, load_share, summed_logits
+from shards import check_ranks, check_shares, load_share, summed_logits
+from tiny import PIECEWISE
 
 from piecework.layers.int8 import W8A8Linear
 from piecework.models.shard import Shard

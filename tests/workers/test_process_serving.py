@@ -9,21 +9,16 @@ import time
 from pathlib import Path
 
 import pytest
-from tiny import save_tiny
+from tiny import PIECEWISE, save_tiny
 
 from piecework import LLM
 from piecework.errors import ConfigError, ModelError, WorkerLostError
 from piecework.sampling import SamplingParams
 from piecework.weights.source import resolve
+from piecework.workers.process.messages import encode
+from piecework.workers.serving.steps import ServingInfo
 
 LIMIT = 300  # seconds, for a model to be loaded again on a machine that has other things to do
-PIECEWISE = {
-    "compiler": "eager",
-    "decode_graph": "piecewise",
-    "prefill_graph": "piecewise",
-    "decode_capture_sizes": [1, 2, 4],
-    "prefill_capture_sizes": [4, 16, 48],
-}
 PROMPTS = [[5, 6, 7], [9] * 40, list(range(10, 30))]
 
 
@@ -89,6 +84,13 @@ def test_more_parameters_than_the_table_holds(llm):
     for own in [*params, *params]:
         (result,) = llm.generate([5, 6], own)
         assert len(result.token_ids) == own.max_tokens and result.finish_reason == "length"
+
+
+def test_a_new_process_has_the_time_of_a_start_for_its_first_step(llm, expected):
+    runner = llm.service.runner
+    assert runner._deadlines.seconds(1) == 10  # from the steps that ran
+    runner._take_info(encode(ServingInfo(runner.shape, {}, {}, ())))
+    assert runner._deadlines.seconds(1) == llm.service.config.worker.start_timeout
 
 
 def test_a_killed_worker_ends_what_runs_and_comes_back_for_what_waits(llm, expected):

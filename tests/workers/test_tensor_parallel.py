@@ -7,8 +7,8 @@ import signal
 import threading
 
 import pytest
-from shards import PIECEWISE, SETTINGS, all_end, check_ranks
-from tiny import save_tiny
+from shards import SETTINGS, all_end, check_ranks
+from tiny import PIECEWISE, save_tiny
 
 from piecework import LLM
 from piecework.compilation import CompilationConfig
