@@ -17,6 +17,7 @@ from child_hosts import ECHO, Crashes, Deaf, Refuses, Sleeps, Stubborn, Trouble,
 from piecework.errors import ConfigError, DeviceError, WorkerError, WorkerLostError
 from piecework.workers.process.process import ChildProcess
 from piecework.workers.process.reap import close_all
+from piecework.workers.process.spawn import Spawned
 
 LIMIT = 60  # seconds; nothing here takes them on a machine with time to spare
 
@@ -52,6 +53,18 @@ def test_calls_are_answered_in_order_and_large_ones_whole(trouble):
     large = os.urandom(3_000_000)
     both = [trouble.call("echo", large) for _ in range(3)]
     assert all(f.result(LIMIT) == large for f in both)
+
+
+def test_whoever_waited_for_the_end_finds_everything_closed(monkeypatch):
+    def slowly(spawned, close=Spawned.close):
+        time.sleep(0.3)
+        close(spawned)
+
+    monkeypatch.setattr(Spawned, "close", slowly)
+    before = len(fds())
+    child = started(Trouble)
+    child.signal(signal.SIGKILL)
+    assert child.ended.wait(LIMIT) and len(fds()) <= before
 
 
 def test_calls_from_a_callback_do_not_wait_for_the_child_to_read(trouble):

@@ -240,11 +240,13 @@ class ChildProcess:
         self.lost = error
         self._pending.fail_all(error)
         with self._lock:
-            self.ended.set()
-            if self._spawned is not None:
-                self._spawned.close()
-            os.close(self._wake_end)
-            os.close(self._waker)
+            try:
+                if self._spawned is not None:
+                    self._spawned.close()
+                os.close(self._wake_end)
+                os.close(self._waker)
+            finally:
+                self.ended.set()  # last: who waits for it may count what is open
         self._on_end(self)
 
     def _wake(self) -> None:
