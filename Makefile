@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_FLAGS ?=
-PROMPT ?= What is the capital of France?
+PROMPT ?= What is the capital of Japan?
 # Test files run side by side, each as a whole, since its tests share models and servers; of the slow ones,
 # a worker that has no more takes half of what another one has left.
 SIDE_BY_SIDE := -n auto --maxprocesses 4

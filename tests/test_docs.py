@@ -70,7 +70,8 @@ def test_the_walk_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_readmes_python_runs_as_written(capsys: pytest.CaptureFixture[str]) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", PAGES[0].read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, "README.md", "exec"), {})
-    assert capsys.readouterr().out.count("Paris") == 2
+    printed = capsys.readouterr().out
+    assert "Paris" in printed and "Tokyo" in printed
 
 
 def test_the_example_of_a_devices_operation_runs_as_written() -> None:

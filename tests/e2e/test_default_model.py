@@ -64,11 +64,11 @@ def compare(reference, texts, alone, max_tokens):
     assert not found.wrong and found.compared >= 0.9 * max_tokens * len(pairs), found
 
 
-def test_it_knows_the_capital_of_france(source):
+def test_it_knows_the_capital_of_japan(source):
     with LLM(MODEL) as llm:
-        question = [{"role": "user", "content": "What is the capital of France?"}]
+        question = [{"role": "user", "content": "What is the capital of Japan?"}]
         (answer,) = llm.chat([question], temperature=0.0, max_tokens=24)
-    assert "Paris" in answer.text
+    assert "Tokyo" in answer.text
 
 
 @pytest.mark.timeout(1500)

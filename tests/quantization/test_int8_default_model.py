@@ -23,7 +23,7 @@ OTHER_TEXTS = [
     "def mean(values):\n    return sum(values) / len(values)\n\nprint(mean([1, 2, 3]))",
     "Once upon a time a fox lived at the edge of a dark forest, and every night it came down to the village.",
 ]
-QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
+QUESTION = [{"role": "user", "content": "What is the capital of Japan?"}]
 # NRMSE of the logits against float32: 0.4% and 1.8% were seen. Rounding every linear's input
 # to 8 bits per token adds more in this model, some of whose tokens have one huge channel.
 BOUNDS = {"w8": 1e-2, "w8a8-dynamic": 3e-2}
@@ -58,7 +58,7 @@ def test_it_answers_and_its_logits_are_near(expected: torch.Tensor, scheme: str)
     text, found = answer_and_logits(MODEL, quantization=scheme)
     error = nrmse(found, expected)
     print(f"{scheme}: NRMSE of the logits {error:.2e}, answer {text!r}")
-    assert "Paris" in text and 0 < error < BOUNDS[scheme]
+    assert "Tokyo" in text and 0 < error < BOUNDS[scheme]
 
 
 @pytest.mark.slow

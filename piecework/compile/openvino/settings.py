@@ -70,12 +70,12 @@ def properties(piece: fx.GraphModule, context: CompileContext) -> dict[str, Any]
 
 
 def _precision(piece: fx.GraphModule, target: str) -> str | None:
-    """The precision of the piece's results where the device computes in it, else float32 if it has that."""
+    """The precision of all of the piece's results where the device computes in it, else float32 if it has that."""
     (output,) = piece.graph.find_nodes(op="output")
-    dtypes = [node.meta["val"].dtype for node in output.args[0]]
+    results = [node.meta["val"].dtype for node in output.args[0]]
     has = capabilities(target)
     names = {torch.bfloat16: ("BF16", "bf16"), torch.float16: ("FP16", "f16")}
-    for dtype in dtypes:
-        if dtype in names and names[dtype][0] in has:
-            return names[dtype][1]
+    floats = {dtype for dtype in results if dtype.is_floating_point}
+    if len(floats) == 1 and (dtype := floats.pop()) in names and names[dtype][0] in has:
+        return names[dtype][1]
     return "f32" if "FP32" in has else None
