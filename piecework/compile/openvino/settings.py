@@ -70,7 +70,7 @@ def properties(piece: fx.GraphModule, context: CompileContext) -> dict[str, Any]
 
 
 def _precision(piece: fx.GraphModule, target: str) -> str | None:
-    """The precision of all of the piece's results where the device computes in it, else float32 if it has that."""
+    """The precision of all of the piece's results where the device computes in it, else float32 if it can."""
     (output,) = piece.graph.find_nodes(op="output")
     results = [node.meta["val"].dtype for node in output.args[0]]
     has = capabilities(target)
