@@ -45,7 +45,7 @@ def test_odd_sizes(rows: int, outputs: int, inputs: int, dtype: torch.dtype, bia
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 3, 101])
+@pytest.mark.parametrize("rows", [1, 3, 101, 290])
 def test_channels_in_several_passes(rows: int, dtype: torch.dtype) -> None:
     check(rows, 45, 2500, dtype, bias=True)
 

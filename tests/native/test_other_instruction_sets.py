@@ -22,6 +22,7 @@ TESTS = (
     "test_row_kernels.py",
     "test_head_kernels.py",
     "test_int8_kernels.py",
+    "test_linear_kernel.py",
     "test_int8_attention.py",
     "test_block_linear.py",
 )

@@ -1,14 +1,10 @@
 // Exact dot products of int8 rows, for the driver in tiles.h.
-// An input row is packed once: int16 for AVX2 and portable code, int8 for VNNI; its tail is zeros.
+// An input row is packed once, as int16; its tail is zeros. Machines with VNNI use panel.h.
 #pragma once
 
 #include "tiles.h"
 
 namespace piecework {
-
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-#define PIECEWORK_VNNI 1
-#endif
 
 #if defined(__AVX2__)
 
@@ -28,26 +24,13 @@ inline int32_t lane_sum(__m256i x) {
 
 struct Int8Dot {
   using Sum = int32_t;
-#if defined(PIECEWORK_VNNI)
-  using Packed = int8_t;
-  static constexpr int STEP = 32, COLUMNS = 4;
-  // VNNI multiplies unsigned by signed bytes: weights count from -128, which adds 128 times the row's sum.
-  static constexpr uint32_t SHIFT = 128;
-
-  static __m256i weights(const int8_t* w) {
-    return _mm256_xor_si256(_mm256_loadu_si256((const __m256i*)w), _mm256_set1_epi8(-128));
-  }
-  static __m256i add(__m256i sum, __m256i w, __m256i x) { return _mm256_dpbusd_epi32(sum, w, x); }
-#else
   using Packed = int16_t;
   static constexpr int STEP = 16, COLUMNS = 2;
-  static constexpr uint32_t SHIFT = 0;
 
   static __m256i weights(const int8_t* w) { return _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)w)); }
   static __m256i add(__m256i sum, __m256i w, __m256i x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(w, x));
   }
-#endif
   static __m256i inputs(const Packed* x) { return _mm256_loadu_si256((const __m256i*)x); }
 
   // found[m][n] = x[m] . w[n * apart] for M packed rows and N rows of k weights.
@@ -85,7 +68,6 @@ struct Int8Dot {
   using Sum = int32_t;
   using Packed = int16_t;
   static constexpr int STEP = 16, COLUMNS = 2;
-  static constexpr uint32_t SHIFT = 0;
 
   template <int M, int N>
   static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k,

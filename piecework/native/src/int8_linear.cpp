@@ -1,113 +1,113 @@
 // Matrix products with int8 weights: exact int32 sums of int8 inputs, and float sums of float inputs.
 #include "int8_linear.h"
 
+#include <type_traits>
+
+#include "rows.h"
+
+#if defined(PIECEWORK_PANELS)
+#include "panel.h"
+#else
+#include "float_dot.h"
 #include "int8_panel.h"
-#include "matrix.h"
+#endif
 
 namespace piecework {
 namespace {
 
-constexpr int64_t MANY_ROWS = 16;  // from which on it pays to lay weights out anew
-
-int64_t whole_steps(int64_t k, int64_t step) { return (k + step - 1) / step * step; }
-
-// Packed rows live in the calling thread's memory, which grows to the largest call and stays.
-template <typename T>
-T* scratch_rows(int64_t size) {
-  thread_local std::vector<T> memory;
-  if (int64_t(memory.size()) < size) memory.resize(size_t(size));
-  return memory.data();
-}
-
-struct FloatDot {
-  using Sum = float;
-  using Packed = float;
-  static constexpr int STEP = LANES, COLUMNS = 2;
-
-  template <int M, int N>
-  static void block(const Packed* x, int64_t x_stride, const int8_t* w, int64_t apart, int64_t k,
-                    Sum* found) {
-    floats sums[M * N];
-    for (int i = 0; i < M * N; ++i) sums[i] = floats{};
-    each(k, [&](int64_t i, auto lanes) {
-      for (int n = 0; n < N; ++n) {
-        const floats y = load(w + n * apart * k + i, lanes);
-        for (int m = 0; m < M; ++m) sums[m * N + n] += load(x + m * x_stride + i) * y;
-      }
-    });
-    if constexpr (M * N % 4 == 0)
-      for (int i = 0; i < M * N; i += 4) store_sums(sums + i, found + i);
-    else
-      for (int i = 0; i < M * N; ++i) found[i] = sum(sums[i]);
-  }
-};
-
 // The bias as floats; those of another type are widened into the calling thread's memory.
 const float* widened(const void* bias, int64_t type, int64_t n) {
   if (!bias || type == FLOAT32) return (const float*)bias;
-  thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < n) memory.resize(size_t(n));
-  with_type(type, [=](auto t) { widen_row((const decltype(t)*)bias, n, memory.data()); });
-  return memory.data();
+  float* wide = thread_memory<float, BIAS>(n);
+  with_type(type, [=](auto t) { widen_row((const decltype(t)*)bias, n, wide); });
+  return wide;
 }
 
-// out [rows][n] = (x w^T + quant_bias) * scale * x_scale + bias; x int8 with rows `stride` apart.
+#if defined(PIECEWORK_PANELS)
+
+using Packed = ByteWords::X;
+constexpr uint32_t SHIFT = ByteWords::SHIFT;
+int64_t packed_width(int64_t k) { return readable<ByteWords>(k); }
+
+// Calls finish(row, first column, columns, sums) for each row of x w^T, x being packed rows.
+template <typename Finish>
+void int8_products(const W8A8Call& c, const Packed* x, int64_t width, const Finish& finish) {
+  multiply(Product<ByteWords>{x, width, c.rows, c.weight, c.inputs, c.outputs, c.inputs}, finish);
+}
+
+template <typename T, typename Finish>
+void mixed_products(const W8Call& c, const Finish& finish) {
+  using P = MixedWords<std::conditional_t<std::is_same_v<T, bf16>, bf16, float>>;
+  int64_t stride = c.x_stride;
+  const auto* x = rows_as<typename P::X>((const T*)c.x, c.rows, c.inputs, &stride);
+  multiply(Product<P>{x, stride, c.rows, c.weight, c.inputs, c.outputs, c.inputs}, finish);
+}
+
+#else
+
+using Packed = Int8Dot::Packed;
+constexpr uint32_t SHIFT = 0;
+constexpr int64_t MANY_ROWS = 16;  // from which on it pays to lay weights out anew
+int64_t packed_width(int64_t k) { return (k + Int8Dot::STEP - 1) / Int8Dot::STEP * Int8Dot::STEP; }
+
+template <typename Finish>
+void int8_products(const W8A8Call& c, const Packed* x, int64_t width, const Finish& finish) {
+#if defined(PIECEWORK_INT8_PANELS)
+  if (c.rows >= MANY_ROWS) return panels(x, width, c.rows, c.weight, c.outputs, c.inputs, finish);
+#endif
+  tiles<Int8Dot>(x, width, c.rows, c.weight, c.outputs, c.inputs, finish);
+}
+
+template <typename T, typename Finish>
+void mixed_products(const W8Call& c, const Finish& finish) {
+  int64_t stride = c.x_stride;
+  const float* x = rows_as<float>((const T*)c.x, c.rows, c.inputs, &stride);
+  tiles<FloatDot>(x, stride, c.rows, c.weight, c.outputs, c.inputs, finish);
+}
+
+#endif
+
+// out [rows][n] = (x w^T + quant_bias) * scale * x_scale + bias; x int8 with rows `x_stride` apart.
 // x_scale [rows], quant_bias [n] and bias [n] may be null.
-void linear_w8a8(int64_t type, const int8_t* x, const int8_t* w, const float* scale,
-                 const float* x_scale, const int32_t* quant_bias, const float* bias, void* out,
-                 int64_t rows, int64_t n, int64_t k, int64_t stride) {
-  using Packed = Int8Dot::Packed;
-  const int64_t width = whole_steps(k, Int8Dot::STEP);
-  Packed* packed = scratch_rows<Packed>(rows * width);
-  int32_t* shift = scratch_rows<int32_t>(rows);
-  for_rows(rows, k, [=](int64_t r) {
-    const int8_t* from = x + r * stride;
+void linear_w8a8(const W8A8Call& c, const float* bias) {
+  const int64_t k = c.inputs, width = packed_width(k);
+  Packed* packed = thread_memory<Packed, INPUTS>(c.rows * width);
+  int32_t* shift = thread_memory<int32_t, SHIFTS>(c.rows);
+  for_rows(c.rows, k, [=](int64_t r) {
+    const int8_t* from = c.x + r * c.x_stride;
     Packed* to = packed + r * width;
     uint32_t total = 0;
     for (int64_t i = 0; i < k; ++i) to[i] = from[i];
     for (int64_t i = k; i < width; ++i) to[i] = 0;
-    if (Int8Dot::SHIFT)
+    if (SHIFT)
       for (int64_t i = 0; i < k; ++i) total += uint32_t(from[i]);
-    shift[r] = int32_t(total * Int8Dot::SHIFT);
+    shift[r] = int32_t(total * SHIFT);
   });
-  with_type(type, [=](auto t) {
+  with_type(c.type, [=](auto t) {
     using T = decltype(t);
-    const auto finish = [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
-      T* to = (T*)out + r * n + first;
-      const floats by = splat(x_scale ? x_scale[r] : 1.f);
+    int8_products(c, packed, width, [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
+      T* to = (T*)c.out + r * c.outputs + first;
+      const floats by = splat(c.x_scale ? c.x_scale[r] : 1.f);
       each(count, [&](int64_t i, auto lanes) {
         ints y = load_ints(sums + i, lanes) - shift[r];
-        if (quant_bias) y += load_ints(quant_bias + first + i, lanes);
-        floats z = __builtin_convertvector(y, floats) * load(scale + first + i, lanes) * by;
+        if (c.quant_bias) y += load_ints(c.quant_bias + first + i, lanes);
+        floats z = __builtin_convertvector(y, floats) * load(c.scale + first + i, lanes) * by;
         if (bias) z += load(bias + first + i, lanes);
         store(to + i, z, lanes);
       });
-    };
-#if defined(PIECEWORK_INT8_PANELS)
-    if (rows >= MANY_ROWS) return panels(packed, width, rows, w, n, k, finish);
-#endif
-    tiles<Int8Dot>(packed, width, rows, w, n, k, finish);
+    });
   });
 }
 
-// out [rows][n] = (x w^T) * scale + bias; x of `type` with rows `stride` apart. bias [n] may be null.
-void linear_w8(int64_t type, const void* x, const int8_t* w, const float* scale, const float* bias,
-               void* out, int64_t rows, int64_t n, int64_t k, int64_t stride) {
-  const int64_t width = whole_steps(k, FloatDot::STEP);
-  float* packed = scratch_rows<float>(rows * width);
-  with_type(type, [=](auto t) {
-    using T = decltype(t);
-    for_rows(rows, k, [=](int64_t r) {
-      widen_row((const T*)x + r * stride, k, packed + r * width);
-      std::fill(packed + r * width + k, packed + (r + 1) * width, 0.f);
-    });
-    tiles<FloatDot>(packed, width, rows, w, n, k, [=](int64_t r, int64_t first, int64_t count, const float* sums) {
-      T* to = (T*)out + r * n + first;
-      each(count, [&](int64_t i, auto lanes) {
-        floats z = load(sums + i, lanes) * load(scale + first + i, lanes);
-        if (bias) z += load(bias + first + i, lanes);
-        store(to + i, z, lanes);
-      });
+// out [rows][n] = (x w^T) * scale + bias; x of type T with rows `x_stride` apart. bias [n] may be null.
+template <typename T>
+void linear_w8(const W8Call& c, const float* bias) {
+  mixed_products<T>(c, [=](int64_t r, int64_t first, int64_t count, const float* sums) {
+    T* to = (T*)c.out + r * c.outputs + first;
+    each(count, [&](int64_t i, auto lanes) {
+      floats z = load(sums + i, lanes) * load(c.scale + first + i, lanes);
+      if (bias) z += load(bias + first + i, lanes);
+      store(to + i, z, lanes);
     });
   });
 }
@@ -118,12 +118,9 @@ void linear_w8(int64_t type, const void* x, const int8_t* w, const float* scale,
 
 using namespace piecework;
 
-extern "C" void piecework_linear_w8a8(const W8A8Call* c) {
-  linear_w8a8(c->type, c->x, c->weight, c->scale, c->x_scale, c->quant_bias,
-              widened(c->bias, c->bias_type, c->outputs), c->out, c->rows, c->outputs, c->inputs, c->x_stride);
-}
+extern "C" void piecework_linear_w8a8(const W8A8Call* c) { linear_w8a8(*c, widened(c->bias, c->bias_type, c->outputs)); }
 
 extern "C" void piecework_linear_w8(const W8Call* c) {
-  linear_w8(c->type, c->x, c->weight, c->scale, widened(c->bias, c->bias_type, c->outputs), c->out, c->rows,
-            c->outputs, c->inputs, c->x_stride);
+  const float* bias = widened(c->bias, c->bias_type, c->outputs);
+  with_type(c->type, [=](auto t) { linear_w8<decltype(t)>(*c, bias); });
 }

@@ -6,7 +6,7 @@
 
 #include "int8_dot.h"
 
-#if defined(__AVX2__) && !defined(PIECEWORK_VNNI)
+#if defined(__AVX2__)
 #define PIECEWORK_INT8_PANELS 1
 
 // Without this GCC 12 leaves an array of sums in memory.

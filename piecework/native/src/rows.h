@@ -30,6 +30,16 @@ inline void for_rows(int64_t rows, int64_t cost, F f) {
   }
 }
 
+// The calling thread's memory for one of its uses, which grows to the largest call and stays.
+enum Use { PANELS, SUMS, INPUTS, SHIFTS, BIAS };
+
+template <typename T, Use>
+T* thread_memory(int64_t size) {
+  thread_local std::vector<T> memory;
+  if (int64_t(memory.size()) < size) memory.resize(size_t(size));
+  return memory.data();
+}
+
 // This thread's memory for `size` floats, then zeros up to a multiple of STRIDE.
 constexpr int64_t STRIDE = 4 * LANES;
 
@@ -45,6 +55,21 @@ inline float* scratch_row(int64_t size) {
 template <typename T>
 inline void widen_row(const T* x, int64_t size, float* row) {
   each(size, [&](int64_t i, auto lanes) { store(row + i, load(x + i, lanes), lanes); });
+}
+
+// Rows of x, `stride` apart, as elements of type X: as they are, or as floats in the calling thread's memory.
+template <typename X, typename T>
+const X* rows_as(const T* x, int64_t rows, int64_t size, int64_t* stride) {
+  if constexpr (std::is_same_v<X, T>) {
+    return x;
+  } else {
+    static_assert(std::is_same_v<X, float>);
+    float* wide = thread_memory<float, INPUTS>(rows * size);
+    const int64_t apart = *stride;
+    for_rows(rows, size, [=](int64_t m) { widen_row(x + m * apart, size, wide + m * size); });
+    *stride = size;
+    return wide;
+  }
 }
 
 // The static scale and offset of a tensor; `offset` may be null.

@@ -18,6 +18,10 @@ namespace piecework {
 #endif
 constexpr int LANES = PIECEWORK_LANES;
 
+#if PIECEWORK_LANES == 16
+#define PIECEWORK_PANELS 1  // products of rows are those of panel.h
+#endif
+
 // Where a vector is one of the machine's, some steps have instructions that compilers don't find.
 #if defined(__AVX512F__) && PIECEWORK_LANES == 16
 #define PIECEWORK_AVX512 1

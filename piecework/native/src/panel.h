@@ -1,0 +1,326 @@
+// Products of rows, y[m][n] = x[m] . w[n], both read along K as they lie in memory, for vectors of sixteen lanes:
+// it takes their many registers, and their wide products, to make up for the transposition. Others use dots.h.
+//
+// LANES rows of w are a panel. Blocks of it are transposed on their way to the registers, so that each lane has a
+// column of its own: nothing is added across lanes, and a value is summed in the order of K however many rows and
+// columns there are: a row of a batch gives what it gives alone. Few rows are multiplied with a block while it is
+// in registers; for many, panels are laid out anew in the cache.
+#pragma once
+
+#include <algorithm>
+
+#include "rows.h"
+#include "words.h"
+
+#if defined(__clang__)
+#define PIECEWORK_UNROLLED _Pragma("unroll")
+#else
+#define PIECEWORK_UNROLLED _Pragma("GCC unroll 16")
+#endif
+
+namespace piecework {
+
+constexpr int ACROSS = 4;                     // panels at once
+constexpr int DOWN = 6, HALF = 3;             // rows at once with these, and at the end: sums fill most registers
+constexpr int FEW = 8;                        // rows that are multiplied straight from memory
+constexpr int64_t CACHED = 1 << 18;           // bytes of panels at once, of a core's second cache
+constexpr int64_t KEPT_ROWS = 40 * DOWN;      // rows whose sums wait for the next channels where panels are deeper
+constexpr int64_t LONG_PANEL = 1 << 17;       // bytes, from which on the processor finds the next ones by itself
+constexpr int64_t WAKING_PRODUCTS = 1 << 16;  // below which other threads aren't woken
+
+// Word j of row i becomes word i of row j.
+inline void transpose(ints* r) {
+#if defined(PIECEWORK_AVX512)
+  __m512i a[16], b[16];
+  PIECEWORK_UNROLLED
+  for (int i = 0; i < 8; ++i) {
+    a[2 * i] = _mm512_unpacklo_epi32((__m512i)r[2 * i], (__m512i)r[2 * i + 1]);
+    a[2 * i + 1] = _mm512_unpackhi_epi32((__m512i)r[2 * i], (__m512i)r[2 * i + 1]);
+  }
+  PIECEWORK_UNROLLED
+  for (int i = 0; i < 4; ++i)
+    PIECEWORK_UNROLLED
+    for (int j = 0; j < 2; ++j) {
+      b[4 * i + 2 * j] = _mm512_unpacklo_epi64(a[4 * i + j], a[4 * i + 2 + j]);
+      b[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a[4 * i + j], a[4 * i + 2 + j]);
+    }
+  PIECEWORK_UNROLLED
+  for (int j = 0; j < 4; ++j) {  // quarter q of b[4 i + j] has word 4 q + j of rows 4 i to 4 i + 3
+    const __m512i even = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88), odd = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
+    const __m512i even2 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
+    const __m512i odd2 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
+    r[j] = (ints)_mm512_shuffle_i32x4(even, even2, 0x88);
+    r[8 + j] = (ints)_mm512_shuffle_i32x4(even, even2, 0xdd);
+    r[4 + j] = (ints)_mm512_shuffle_i32x4(odd, odd2, 0x88);
+    r[12 + j] = (ints)_mm512_shuffle_i32x4(odd, odd2, 0xdd);
+  }
+#else
+  int32_t kept[LANES][LANES];
+  for (int i = 0; i < LANES; ++i)
+    for (int j = 0; j < LANES; ++j) kept[j][i] = r[i][j];
+  std::memcpy(r, kept, sizeof kept);
+#endif
+}
+
+// Up to LANES rows of w; where there are fewer the last one stands for the others.
+template <typename P, bool WHOLE>
+struct Panel {
+  const typename P::Weight* first;
+  int64_t stride;
+  int last;
+
+  const typename P::Weight* row(int i) const { return first + (WHOLE ? i : std::min(i, last)) * stride; }
+
+  // The block of LANES words of each row from channel k on.
+  void load(int64_t k, ints* block) const {
+    PIECEWORK_UNROLLED
+    for (int i = 0; i < LANES; ++i) block[i] = P::words(row(i) + k);
+    transpose(block);
+  }
+
+  // The same of the last channels, and zeros.
+  void load(int64_t k, int64_t channels, ints* block) const {
+    for (int i = 0; i < LANES; ++i) {
+      typename P::Weight kept[LANES * P::PER] = {};
+      std::memcpy(static_cast<void*>(kept), row(i) + k, size_t(channels) * sizeof *kept);
+      block[i] = P::words(kept);
+    }
+    transpose(block);
+  }
+
+  // Blocks jump from row to row, in which processors see no stream: so ask for the memory of the panel after the
+  // next one, in order, as much as a block reads.
+  void fetch(int64_t k) const {
+    const int64_t bytes = stride * int64_t(sizeof *first);
+    if (bytes * LANES > LONG_PANEL) return;
+    const char* from = reinterpret_cast<const char*>(first) + 2 * LANES * bytes + k * int64_t(sizeof *first) * LANES;
+    PIECEWORK_UNROLLED
+    for (int i = 0; i < LANES * LANES * P::PER * int(sizeof *first); i += 64) __builtin_prefetch(from + i, 0, 2);
+  }
+};
+
+// Memory that will be read next, and is asked for while there is work: `lines` cache lines at each step.
+struct Ahead {
+  const char *from, *end;
+  int lines;
+
+  void fetch() {
+    for (int i = 0; i < lines; ++i, from += 64) __builtin_prefetch(from, 0, 2);
+  }
+};
+
+// So many elements of x, of `channels` of which a row has the last, can be read.
+template <typename P>
+constexpr int64_t readable(int64_t channels) {
+  return P::PADDED ? (channels + P::PER - 1) / P::PER * P::PER : channels;
+}
+
+// A product's arguments; strides are in elements.
+template <typename P>
+struct Product {
+  const typename P::X* x;
+  int64_t x_stride, rows;
+  const typename P::Weight* w;
+  int64_t w_stride, columns, depth;
+
+  template <bool WHOLE>
+  Panel<P, WHOLE> panel(int64_t first) const {
+    return {w + first * w_stride, w_stride, int(std::min<int64_t>(LANES, columns - first)) - 1};
+  }
+  // The N panels after those from column `first` on.
+  Ahead after(int64_t first, int n) const {
+    const auto at = [&](int64_t column) {
+      return reinterpret_cast<const char*>(w + std::min(column, columns) * w_stride);
+    };
+    const char *from = at(first + n * LANES), *end = at(first + 2 * n * LANES);
+    const int64_t steps = (rows + DOWN - 1) / DOWN * std::max<int64_t>(1, depth / P::PER);
+    return {from, end, int((end - from) / 64 / steps + 1)};
+  }
+  const typename P::X* row(int64_t m) const { return x + std::min(m, rows - 1) * x_stride; }
+};
+
+// sums [M] += a block with M rows of x from channel k on.
+template <typename P, int M>
+inline void add_block(const ints* block, const typename P::X* const* x, int64_t k, typename P::Sum* sums) {
+  PIECEWORK_UNROLLED
+  for (int i = 0; i < LANES; ++i) {
+    typename P::Part w[P::PARTS];
+    P::widen(block[i], w);
+    PIECEWORK_UNROLLED
+    for (int part = 0; part < P::PARTS; ++part)
+      PIECEWORK_UNROLLED
+      for (int m = 0; m < M; ++m) sums[m] = P::add(sums[m], w[part], P::spread(x[m] + k + i * P::PER, part));
+  }
+}
+
+// sums [M][LANES] of all rows, at most M, with a panel. Not inlined, so that it is compiled once for all callers.
+template <typename P, int M, bool WHOLE>
+__attribute__((noinline)) void few_rows(const Product<P>& p, int64_t first, typename P::Sum* to) {
+  constexpr int64_t STEP = LANES * P::PER;
+  const Panel<P, WHOLE> panel = p.template panel<WHOLE>(first);
+  const typename P::X* x[M];
+  typename P::Sum sums[M];
+  for (int m = 0; m < M; ++m) x[m] = p.row(m), sums[m] = typename P::Sum{};
+  ints block[LANES];
+  int64_t k = 0;
+  for (; k + STEP <= p.depth; k += STEP) {
+    panel.fetch(k);
+    panel.load(k, block);
+    add_block<P, M>(block, x, k, sums);
+  }
+  if (k < p.depth) {
+    typename P::X rest[M][STEP] = {};
+    for (int m = 0; m < M; ++m) {
+      std::memcpy(static_cast<void*>(rest[m]), x[m] + k, size_t(readable<P>(p.depth - k)) * sizeof(typename P::X));
+      x[m] = rest[m];
+    }
+    panel.load(k, p.depth - k, block);
+    add_block<P, M>(block, x, 0, sums);
+  }
+  for (int m = 0; m < M; ++m) to[m] = sums[m];
+}
+
+// Lay `words` words of a panel out from channel k on: to [words up to a multiple of LANES][PARTS].
+template <typename P, bool WHOLE>
+void pack(const Panel<P, WHOLE>& panel, int64_t k, int64_t depth, int64_t words, typename P::Part* to) {
+  for (int64_t i = 0; i < words; i += LANES, k += LANES * P::PER) {
+    ints block[LANES];
+    if (k + LANES * P::PER <= depth)
+      panel.load(k, block);
+    else
+      panel.load(k, depth - k, block);
+    PIECEWORK_UNROLLED
+    for (int j = 0; j < LANES; ++j) P::widen(block[j], to + (i + j) * P::PARTS);
+  }
+}
+
+// sums [M][N] of rows of x with N packed panels `apart` from one another; added to what is there if `add`.
+template <typename P, int M, int N>
+__attribute__((noinline)) void packed_rows(const typename P::X* const* x, int64_t channels, const typename P::Part* w, int64_t apart, bool add,
+                 Ahead& ahead, typename P::Sum* to) {
+  typename P::Sum sums[M][N];
+  PIECEWORK_UNROLLED
+  for (int m = 0; m < M; ++m)
+    PIECEWORK_UNROLLED
+    for (int n = 0; n < N; ++n) sums[m][n] = add ? to[m * N + n] : typename P::Sum{};
+  const auto step = [&](int64_t k, const typename P::X* const* from, int64_t at) {
+    PIECEWORK_UNROLLED
+    for (int part = 0; part < P::PARTS; ++part) {
+      typename P::Part column[N];
+      PIECEWORK_UNROLLED
+      for (int n = 0; n < N; ++n) column[n] = w[n * apart + k * P::PARTS + part];
+      PIECEWORK_UNROLLED
+      for (int m = 0; m < M; ++m) {
+        const typename P::Part one = P::spread(from[m] + at, part);
+        PIECEWORK_UNROLLED
+        for (int n = 0; n < N; ++n) sums[m][n] = P::add(sums[m][n], column[n], one);
+      }
+    }
+  };
+  const int64_t words = readable<P>(channels) / P::PER;
+  if (ahead.from < ahead.end)
+    for (int64_t k = 0; k < words; ++k) ahead.fetch(), step(k, x, k * P::PER);
+  else
+    for (int64_t k = 0; k < words; ++k) step(k, x, k * P::PER);
+  if (const int64_t rest = readable<P>(channels) % P::PER) {
+    typename P::X kept[M][P::PER] = {};
+    const typename P::X* from[M];
+    for (int m = 0; m < M; ++m) {
+      std::memcpy(static_cast<void*>(kept[m]), x[m] + words * P::PER, size_t(rest) * sizeof(typename P::X));
+      from[m] = kept[m];
+    }
+    step(words, from, 0);
+  }
+  PIECEWORK_UNROLLED
+  for (int m = 0; m < M; ++m)
+    PIECEWORK_UNROLLED
+    for (int n = 0; n < N; ++n) to[m * N + n] = sums[m][n];
+}
+
+inline const float* numbers(const floats* sums) { return reinterpret_cast<const float*>(sums); }
+inline const int32_t* numbers(const ints* sums) { return reinterpret_cast<const int32_t*>(sums); }
+
+// All rows with N panels from column `first` on.
+template <typename P, int N, typename Finish>
+void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
+  using Sum = typename P::Sum;
+  constexpr int64_t STEP = LANES * P::PER;  // channels of a block
+  constexpr int64_t MOST = std::max<int64_t>(1, CACHED / int64_t(ACROSS * P::PARTS * sizeof(ints) * LANES)) * STEP;
+  const bool at_once = p.depth <= MOST;
+  const int64_t chunk = at_once ? p.rows : std::min(p.rows, KEPT_ROWS);
+  const int64_t apart = (std::min(p.depth, MOST) + STEP - 1) / STEP * LANES * P::PARTS;
+  auto* packed = thread_memory<typename P::Part, PANELS>(N * apart);
+  Sum* sums = thread_memory<Sum, SUMS>((at_once ? DOWN : (chunk + DOWN - 1) / DOWN * DOWN) * N);
+  const int64_t count = std::min<int64_t>(N * LANES, p.columns - first);
+  Ahead ahead = p.after(first, N);
+  for (int64_t top = 0; top < p.rows; top += chunk)
+    for (int64_t k = 0; k == 0 || k < p.depth; k += MOST) {
+      const int64_t channels = std::min(MOST, p.depth - k), words = (channels + P::PER - 1) / P::PER;
+      for (int n = 0; n < N; ++n) {
+        const int64_t column = first + n * LANES;
+        if (column + LANES <= p.columns)
+          pack(p.template panel<true>(column), k, p.depth, words, packed + n * apart);
+        else
+          pack(p.template panel<false>(column), k, p.depth, words, packed + n * apart);
+      }
+      for (int64_t m = top; m < std::min(p.rows, top + chunk); m += DOWN) {
+        const typename P::X* x[DOWN];
+        for (int i = 0; i < DOWN; ++i) x[i] = p.row(m + i) + k;
+        Sum* to = sums + (at_once ? 0 : (m - top) * N);
+        if (p.rows - m > HALF)
+          packed_rows<P, DOWN, N>(x, channels, packed, apart, k > 0, ahead, to);
+        else
+          packed_rows<P, HALF, N>(x, channels, packed, apart, k > 0, ahead, to);
+        if (k + MOST < p.depth) continue;
+        for (int64_t i = m; i < std::min(p.rows, m + DOWN); ++i) finish(i, first, count, numbers(to + (i - m) * N));
+      }
+    }
+}
+
+template <typename P, int M, typename Finish>
+void few_rows_of(const Product<P>& p, int64_t first, const Finish& finish) {
+  const int64_t count = std::min<int64_t>(LANES, p.columns - first);
+  typename P::Sum sums[M];
+  if (count == LANES)
+    few_rows<P, M, true>(p, first, sums);
+  else
+    few_rows<P, M, false>(p, first, sums);
+  for (int m = 0; m < p.rows; ++m) finish(m, first, count, numbers(sums + m));
+}
+
+// Columns of panels `from` to `to`.
+template <typename P, typename Finish>
+void some_panels(const Product<P>& p, int64_t from, int64_t to, const Finish& finish) {
+  if (p.rows > FEW) {
+    for (; from + ACROSS <= to; from += ACROSS) many_rows<P, ACROSS>(p, from * LANES, finish);
+    for (; from < to; ++from) many_rows<P, 1>(p, from * LANES, finish);
+  }
+  for (; from < to; ++from) {
+    const int64_t first = from * LANES;
+    if (p.rows == 1)
+      few_rows_of<P, 1>(p, first, finish);
+    else if (p.rows == 2)
+      few_rows_of<P, 2>(p, first, finish);
+    else if (p.rows <= 4)
+      few_rows_of<P, 4>(p, first, finish);
+    else if (p.rows <= 6)
+      few_rows_of<P, 6>(p, first, finish);
+    else
+      few_rows_of<P, FEW>(p, first, finish);
+  }
+}
+
+// Calls finish(row, first column, columns, sums) for each row of x w^T, sums being floats or int32; all
+// threads share the panels, in parts small enough that a thread which is kept from working holds up no other.
+template <typename P, typename Finish>
+void multiply(const Product<P>& p, const Finish& finish) {
+  const int64_t panels = (p.columns + LANES - 1) / LANES;
+  const int64_t threads = omp_get_max_threads();
+  if (!p.rows || threads == 1 || p.rows * p.columns * p.depth < WAKING_PRODUCTS)
+    return p.rows ? some_panels(p, 0, panels, finish) : void();
+  const int64_t parts = threads * ((panels + 32 * threads - 1) / (32 * threads));
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t i = 0; i < parts; ++i) some_panels(p, panels * i / parts, panels * (i + 1) / parts, finish);
+}
+
+}  // namespace piecework
