@@ -10,6 +10,8 @@
 #include "attention.h"
 #include "attention_cache.h"
 #include "matrix.h"
+#include "rows.h"
+#include "transpose.h"
 
 namespace piecework {
 
@@ -99,19 +101,30 @@ inline void weigh(float* scores, int low, int high, int keys, float scale, float
   total += sum(added);
 }
 
-// Copy a block's keys transposed, and its values, as floats; channels past head_dim are 0.
+// Copy a block's keys transposed, and its values, as floats; channels past head_dim, and keys past the last, are 0.
 template <typename T>
 void pack(const T* const* k_rows, const T* const* v_rows, int keys, int dim, int width, AttentionScratch& s) {
+  for (int i = 0; i < padded(keys); i += LANES)
+    for (int d = 0; d < width; d += LANES) {
+      ints block[LANES];
+      for (int j = 0; j < LANES; ++j) {
+        const int channels = i + j < keys ? std::min(LANES, dim - d) : 0;
+        floats row = {};
+        if (channels == LANES)
+          row = load(k_rows[i + j] + d);
+        else if (channels)
+          row = load(k_rows[i + j] + d, channels);
+        block[j] = (ints)row;
+      }
+      transpose(block);
+      for (int j = 0; j < LANES; ++j) store(&s.keys[(d + j) * KEYS + i], (floats)block[j]);
+    }
   for (int i = 0; i < keys; ++i) {
-    for (int d = 0; d < dim; ++d) s.keys[d * KEYS + i] = to_float(k_rows[i][d]);
-    for (int d = 0; d < dim; ++d) s.values[i * width + d] = to_float(v_rows[i][d]);
-    for (int d = dim; d < width; ++d) s.values[i * width + d] = 0;
     s.value_rows[i] = &s.values[i * width];
+    widen_row(v_rows[i], dim, &s.values[i * width]);
+    for (int d = dim; d < width; ++d) s.values[i * width + d] = 0;
   }
-  for (int d = 0; d < dim; ++d) {
-    for (int i = keys; i < padded(keys); ++i) s.keys[d * KEYS + i] = 0;
-    s.key_rows[d] = &s.keys[d * KEYS];
-  }
+  for (int d = 0; d < dim; ++d) s.key_rows[d] = &s.keys[d * KEYS];
 }
 
 // The rows of a tile: one head of the cache after the other, of each its tokens, of each its group of queries' heads.
@@ -170,7 +183,7 @@ void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* pa
   for (int r = 0; r < rows; ++r) {
     const TileRow at(call, tile, r);
     const T* q = static_cast<const T*>(call.q) + at.row * call.q_stride + at.head * dim;
-    for (int d = 0; d < dim; ++d) s.q[r * width + d] = to_float(q[d]);
+    widen_row(q, dim, &s.q[r * width]);
     for (int d = dim; d < width; ++d) s.q[r * width + d] = 0;
     s.top[r] = NEVER;
     s.total[r] = 0;

@@ -6,6 +6,11 @@
 
 namespace piecework {
 
+// Rows of x lie side by side, ABREAST of them, four channels of each at a time.
+constexpr int ABREAST = 8, FOURS = 4 * ABREAST;
+
+inline int64_t place(int64_t m, int64_t channel) { return 4 * m + channel / 4 * FOURS + channel % 4; }
+
 #if defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 
 using Lanes = __m256;
@@ -26,10 +31,10 @@ inline Lanes add_product(Lanes sum, Lanes a, Lanes b) { return _mm256_fmadd_ps(a
 inline void store_lanes(float* to, Lanes x) { _mm256_storeu_ps(to, x); }
 inline Lanes to_lanes(Integers x) { return _mm256_cvtepi32_ps(x); }
 
-// Four channels of x, for each row.
-inline Integers four(const int8_t* x) {
+// Channels 4 g to 4 g + 3 of row m, for each row of weights.
+inline Integers four(const int8_t* x, int m, int g) {
   int32_t bits;
-  std::memcpy(&bits, x, sizeof bits);
+  std::memcpy(&bits, x + 4 * m + FOURS * g, sizeof bits);
   return _mm256_set1_epi32(bits);
 }
 
@@ -67,9 +72,9 @@ inline Integers lower_four(Integers both, Integers upper, int k) {
   return _mm256_or_si256(low, _mm256_and_si256(moved, _mm256_set1_epi8(BITS == 5 ? 16 : 48)));
 }
 
-// sums[m] = the integer products of 32 weights of 4 or 5 bits with ROWS rows of x, each x_stride apart.
+// sums[m] = the integer products of 32 weights of 4 or 5 bits with ROWS rows of x.
 template <int BITS, int ROWS>
-inline void products_small(const uint8_t* w, const int8_t* x, int64_t x_stride, Integers* sums) {
+inline void products_small(const uint8_t* w, const int8_t* x, Integers* sums) {
   // As many pairs fit in 16 bits: eight of at most 2 * 15 * 127, four of 2 * 31 * 127.
   constexpr int FIT = VNNI || BITS == 4 ? 4 : 2;
   const Integers upper = BITS == 5 ? load_weights(w + 128) : _mm256_setzero_si256();
@@ -80,10 +85,8 @@ inline void products_small(const uint8_t* w, const int8_t* x, int64_t x_stride, 
       const Integers both = load_weights(w + 32 * g);
       const Integers low = lower_four<BITS>(both, upper, g);
       const Integers high = lower_four<BITS>(_mm256_srli_epi16(both, 4), upper, g + 4);
-      for (int m = 0; m < ROWS; ++m) {
-        const int8_t* row = x + m * x_stride + 4 * g;
-        pairs[m] = add_pairs(add_pairs(pairs[m], low, four(row)), high, four(row + 16));
-      }
+      for (int m = 0; m < ROWS; ++m)
+        pairs[m] = add_pairs(add_pairs(pairs[m], low, four(x, m, g)), high, four(x, m, g + 4));
     }
     for (int m = 0; m < ROWS; ++m)
       sums[m] = first ? _mm256_add_epi32(sums[m], whole(pairs[m])) : whole(pairs[m]);
@@ -91,10 +94,9 @@ inline void products_small(const uint8_t* w, const int8_t* x, int64_t x_stride, 
 }
 
 // The same of weights of 6 bits less 32, 16 channels times their row's first scale and 16 times its second.
-// halves[m * halves_stride]: the sums of both 16 of x, 16 bits each.
+// halves[m]: the sums of both 16 of x, 16 bits each.
 template <int ROWS>
-inline void products_scaled(const uint8_t* part, const int8_t* x, int64_t x_stride, const int32_t* halves,
-                            int64_t halves_stride, Integers* sums) {
+inline void products_scaled(const uint8_t* part, const int8_t* x, const int32_t* halves, Integers* sums) {
   const Integers scales = _mm256_cvtepi8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(part)));
   const uint8_t* w = part + 16;
   const Integers upper[2] = {load_weights(w + 128), load_weights(w + 160)};
@@ -107,9 +109,8 @@ inline void products_scaled(const uint8_t* part, const int8_t* x, int64_t x_stri
     const Integers low = lower_four<6>(both, upper[0], g);
     const Integers high = lower_four<6>(_mm256_srli_epi16(both, 4), upper[1], g);
     for (int m = 0; m < ROWS; ++m) {
-      const int8_t* row = x + m * x_stride + 4 * g;
-      sums[m] = add_fours(sums[m], low, four(row));
-      last[m] = add_fours(last[m], high, four(row + 16));
+      sums[m] = add_fours(sums[m], low, four(x, m, g));
+      last[m] = add_fours(last[m], high, four(x, m, g + 4));
     }
   }
   for (int m = 0; m < ROWS; ++m)
@@ -129,32 +130,36 @@ inline void products_scaled(const uint8_t* part, const int8_t* x, int64_t x_stri
       high[i] = lower_four<6>(_mm256_srli_epi16(both[i], 4), upper[1], g + i);
     }
     for (int m = 0; m < ROWS; ++m) {
-      const int8_t* row = x + m * x_stride + 4 * g;
-      const Integers first = add_pairs(_mm256_maddubs_epi16(low[0], four(row)), low[1], four(row + 4));
-      const Integers last = add_pairs(_mm256_maddubs_epi16(high[0], four(row + 16)), high[1], four(row + 20));
+      const Integers first = add_pairs(_mm256_maddubs_epi16(low[0], four(x, m, g)), low[1], four(x, m, g + 1));
+      const Integers last = add_pairs(_mm256_maddubs_epi16(high[0], four(x, m, g + 4)), high[1], four(x, m, g + 5));
       sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(first, one));
       sums[m] = _mm256_add_epi32(sums[m], _mm256_madd_epi16(last, two));
     }
   }
 #endif
   for (int m = 0; m < ROWS; ++m) {
-    const Integers both = _mm256_set1_epi32(halves[m * halves_stride]);
+    const Integers both = _mm256_set1_epi32(halves[m]);
     sums[m] = _mm256_sub_epi32(sums[m], _mm256_slli_epi32(_mm256_madd_epi16(scales, both), 5));
   }
 }
 
+// The same of weights of 8 bits.
 template <int ROWS>
-inline void products_8bit(const uint8_t* w, const int8_t* x, int64_t x_stride, Integers* sums) {
-  for (int m = 0; m < ROWS; ++m) sums[m] = _mm256_setzero_si256();
+inline void products_8bit(const uint8_t* w, const int8_t* x, const int32_t* halves, Integers* sums) {
+  // VNNI multiplies unsigned by signed bytes: weights count from -128, and 128 times the sum of x is taken off.
+  for (int m = 0; m < ROWS; ++m)
+    sums[m] = VNNI ? _mm256_madd_epi16(_mm256_set1_epi32(halves[m]), _mm256_set1_epi16(-128)) : _mm256_setzero_si256();
   for (int g = 0; g < 8; ++g) {
     const Integers signed_w = load_weights(w + 32 * g);
-    const Integers size = _mm256_abs_epi8(signed_w);
+    const Integers size = VNNI ? _mm256_xor_si256(signed_w, _mm256_set1_epi8(-128)) : _mm256_abs_epi8(signed_w);
     for (int m = 0; m < ROWS; ++m)
-      sums[m] = add_fours(sums[m], size, _mm256_sign_epi8(four(x + m * x_stride + 4 * g), signed_w));
+      sums[m] = add_fours(sums[m], size, VNNI ? four(x, m, g) : _mm256_sign_epi8(four(x, m, g), signed_w));
   }
 }
 
 #else
+
+constexpr bool VNNI = false;
 
 struct Lanes {
   float v[GROUP];
@@ -199,30 +204,29 @@ inline Lanes to_lanes(Integers x) {
 }
 
 template <int BITS, int ROWS>
-inline void products_small(const uint8_t* w, const int8_t* x, int64_t x_stride, Integers* sums) {
+inline void products_small(const uint8_t* w, const int8_t* x, Integers* sums) {
   for (int m = 0; m < ROWS; ++m) {
     sums[m] = {};
     for (int i = 0; i < GROUP * BLOCK; ++i) {
       const int r = i % 32 / 4, channel = i / 32 * 4 + i % 4;
-      sums[m].v[r] += weight_at<BITS>(w, r, channel) * x[m * x_stride + channel];
+      sums[m].v[r] += weight_at<BITS>(w, r, channel) * x[place(m, channel)];
     }
   }
 }
 
 template <int ROWS>
-inline void products_8bit(const uint8_t* w, const int8_t* x, int64_t x_stride, Integers* sums) {
+inline void products_8bit(const uint8_t* w, const int8_t* x, const int32_t*, Integers* sums) {
   products_small<8, ROWS>(w, x, x_stride, sums);
 }
 
 template <int ROWS>
-inline void products_scaled(const uint8_t* part, const int8_t* x, int64_t x_stride, const int32_t*, int64_t,
-                            Integers* sums) {
+inline void products_scaled(const uint8_t* part, const int8_t* x, const int32_t*, Integers* sums) {
   for (int m = 0; m < ROWS; ++m) {
     sums[m] = {};
     for (int i = 0; i < GROUP * BLOCK; ++i) {
       const int r = i % 32 / 4, channel = i / 32 * 4 + i % 4;
       const int scaled = int8_t(part[2 * r + channel / 16]) * (weight_at<6>(part + 16, r, channel) - 32);
-      sums[m].v[r] += scaled * x[m * x_stride + channel];
+      sums[m].v[r] += scaled * x[place(m, channel)];
     }
   }
 }

@@ -118,7 +118,9 @@ void linear_w8(const W8Call& c, const float* bias) {
 
 using namespace piecework;
 
-extern "C" void piecework_linear_w8a8(const W8A8Call* c) { linear_w8a8(*c, widened(c->bias, c->bias_type, c->outputs)); }
+extern "C" void piecework_linear_w8a8(const W8A8Call* c) {
+  linear_w8a8(*c, widened(c->bias, c->bias_type, c->outputs));
+}
 
 extern "C" void piecework_linear_w8(const W8Call* c) {
   const float* bias = widened(c->bias, c->bias_type, c->outputs);

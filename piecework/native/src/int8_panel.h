@@ -5,16 +5,10 @@
 #pragma once
 
 #include "int8_dot.h"
+#include "transpose.h"
 
 #if defined(__AVX2__)
 #define PIECEWORK_INT8_PANELS 1
-
-// Without this GCC 12 leaves an array of sums in memory.
-#if defined(__clang__)
-#define PIECEWORK_UNROLLED _Pragma("unroll")
-#else
-#define PIECEWORK_UNROLLED _Pragma("GCC unroll 8")
-#endif
 
 namespace piecework {
 

@@ -10,13 +10,8 @@
 #include <algorithm>
 
 #include "rows.h"
+#include "transpose.h"
 #include "words.h"
-
-#if defined(__clang__)
-#define PIECEWORK_UNROLLED _Pragma("unroll")
-#else
-#define PIECEWORK_UNROLLED _Pragma("GCC unroll 16")
-#endif
 
 namespace piecework {
 
@@ -27,40 +22,6 @@ constexpr int64_t CACHED = 1 << 18;           // bytes of panels at once, of a c
 constexpr int64_t KEPT_ROWS = 40 * DOWN;      // rows whose sums wait for the next channels where panels are deeper
 constexpr int64_t LONG_PANEL = 1 << 17;       // bytes, from which on the processor finds the next ones by itself
 constexpr int64_t WAKING_PRODUCTS = 1 << 16;  // below which other threads aren't woken
-
-// Word j of row i becomes word i of row j.
-inline void transpose(ints* r) {
-#if defined(PIECEWORK_AVX512)
-  __m512i a[16], b[16];
-  PIECEWORK_UNROLLED
-  for (int i = 0; i < 8; ++i) {
-    a[2 * i] = _mm512_unpacklo_epi32((__m512i)r[2 * i], (__m512i)r[2 * i + 1]);
-    a[2 * i + 1] = _mm512_unpackhi_epi32((__m512i)r[2 * i], (__m512i)r[2 * i + 1]);
-  }
-  PIECEWORK_UNROLLED
-  for (int i = 0; i < 4; ++i)
-    PIECEWORK_UNROLLED
-    for (int j = 0; j < 2; ++j) {
-      b[4 * i + 2 * j] = _mm512_unpacklo_epi64(a[4 * i + j], a[4 * i + 2 + j]);
-      b[4 * i + 2 * j + 1] = _mm512_unpackhi_epi64(a[4 * i + j], a[4 * i + 2 + j]);
-    }
-  PIECEWORK_UNROLLED
-  for (int j = 0; j < 4; ++j) {  // quarter q of b[4 i + j] has word 4 q + j of rows 4 i to 4 i + 3
-    const __m512i even = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x88), odd = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xdd);
-    const __m512i even2 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x88);
-    const __m512i odd2 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xdd);
-    r[j] = (ints)_mm512_shuffle_i32x4(even, even2, 0x88);
-    r[8 + j] = (ints)_mm512_shuffle_i32x4(even, even2, 0xdd);
-    r[4 + j] = (ints)_mm512_shuffle_i32x4(odd, odd2, 0x88);
-    r[12 + j] = (ints)_mm512_shuffle_i32x4(odd, odd2, 0xdd);
-  }
-#else
-  int32_t kept[LANES][LANES];
-  for (int i = 0; i < LANES; ++i)
-    for (int j = 0; j < LANES; ++j) kept[j][i] = r[i][j];
-  std::memcpy(r, kept, sizeof kept);
-#endif
-}
 
 // Up to LANES rows of w; where there are fewer the last one stands for the others.
 template <typename P, bool WHOLE>
@@ -196,8 +157,9 @@ void pack(const Panel<P, WHOLE>& panel, int64_t k, int64_t depth, int64_t words,
 
 // sums [M][N] of rows of x with N packed panels `apart` from one another; added to what is there if `add`.
 template <typename P, int M, int N>
-__attribute__((noinline)) void packed_rows(const typename P::X* const* x, int64_t channels, const typename P::Part* w, int64_t apart, bool add,
-                 Ahead& ahead, typename P::Sum* to) {
+__attribute__((noinline)) void packed_rows(const typename P::X* const* x, int64_t channels,
+                                           const typename P::Part* w, int64_t apart, bool add, Ahead& ahead,
+                                           typename P::Sum* to) {
   typename P::Sum sums[M][N];
   PIECEWORK_UNROLLED
   for (int m = 0; m < M; ++m)
