@@ -26,6 +26,26 @@ _KV_SHARE = 0.8  # of free memory; the rest is for activations
 _ND = 2  # plain strided memory, as torch_npu numbers its formats
 
 
+def _import() -> Any:
+    """Import torch_npu; a ConfigError says why that can't be."""
+    wanted = "a machine with an Ascend NPU and torch_npu"
+    if not available():
+        raise ConfigError("device", "npu", f"{wanted}, which is not installed")
+    release = ".".join(torch.__version__.split(".")[:2])
+    try:
+        package: Any = import_module(PACKAGE)
+    except Exception as error:  # the vendor's driver stack is missing, or it was built for another torch
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            "device", "npu", f"{wanted} {release}, which can't be imported: {reason}"
+        ) from error
+    found = str(package.__version__)
+    if found.split(".")[:2] != release.split("."):
+        allowed = f"{wanted} {release}, the release for torch {torch.__version__}; {found} is installed"
+        raise ConfigError("device", "npu", allowed)
+    return package
+
+
 class NpuGraph(CapturedGraph):
     """A graph of torch_npu.
 
@@ -106,11 +126,7 @@ class NpuDevice(Device):
     lengths = "host"
 
     def __init__(self, index: int = 0) -> None:
-        if not available():
-            raise ConfigError(
-                "device", "npu", "a machine with an Ascend NPU and torch_npu, which isn't there"
-            )
-        self._package: Any = import_module(PACKAGE)
+        self._package: Any = _import()
         self._npu: Any = self._package.npu
         count = self._npu.device_count() if self._npu.is_available() else 0
         if index >= count:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from piecework.devices import make_device
 from piecework.devices.npu import NpuDevice, NpuGraph
 from piecework.errors import CaptureError, ConfigError, DeviceError
 from piecework.models.config import ModelConfig
+from piecework.ops.npu import vendor
 from piecework.runner.batch import BatchItem, Span, build_inputs
 from piecework.runner.recipe import make_recipe
 
@@ -210,7 +213,8 @@ def test_tensors_lie_in_the_device_and_lengths_on_the_host(npu: NpuDevice, twin:
 
 def test_names_and_precisions(npu: NpuDevice) -> None:
     assert npu.default_dtype() == torch.bfloat16 and not npu.supports_dtype(torch.float64)
-    assert npu.fingerprint() == "twin, torch_npu 0.twin, torch"
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert npu.fingerprint() == f"twin, torch_npu {release}.twin, torch"
     assert npu.graph_modes("decode") == ("full", "piecewise", "eager")
     with pytest.raises(ConfigError, match="device='npu:1' is not allowed: npu:0 to npu:0"):
         make_device("npu:1")
@@ -219,8 +223,41 @@ def test_names_and_precisions(npu: NpuDevice) -> None:
 
 
 def test_without_torch_npu_the_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device='npu' is not allowed: a machine with an Ascend NPU"):
+    with pytest.raises(
+        ConfigError, match="'npu' is not allowed: a machine with an Ascend NPU and torch_npu, w"
+    ):
         make_device("npu")
+
+
+@pytest.mark.parametrize("release", ["2.6.0.post3", "20.13.0", "0"])
+def test_another_release_of_torch_npu_is_refused(
+    release: str, twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["torch_npu"], "__version__", release)
+    with pytest.raises(ConfigError) as refused:
+        make_device("npu")
+    assert f"the release for torch {torch.__version__}; {release} is installed" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('libhccl.so: cannot\\nopen')", "can't be imported: libhccl.so: cannot open"),
+        ("raise RuntimeError", "can't be imported: RuntimeError"),
+        ("import no_such_vendor", "can't be imported: No module named 'no_such_vendor'"),
+    ],
+)
+def test_what_torch_npu_says_at_its_import_is_told(
+    source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_npu.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(vendor, "_installed", lambda name: True)
+    with pytest.raises(
+        ConfigError, match=r"^device='npu' is not allowed: a machine with an Ascend NPU"
+    ) as refused:
+        make_device("npu")
+    assert refused.value.allowed.endswith(reason)
 
 
 MODEL = {
