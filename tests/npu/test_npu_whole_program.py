@@ -31,6 +31,6 @@ def test_tokens_are_those_of_the_eager_engine(
         found, counters, layers = run(tiny_path(kind), {**settings, "compilation_config": config}, VOCABULARY)
     check_equal(wanted, found)
     assert vendor.whole == [(size, layers) for size in sorted(CAPTURED, reverse=True)]
-    assert vendor.calls == counters.whole_runs > 0 and counters.captures == 0
+    assert vendor.calls - len(CAPTURED) == counters.whole_runs > 0 and counters.captures == 0
     assert vendor.pieces == counters.distinct + 1, "those of prefill, and the head"
     assert "decode of 3 rows runs in pieces; there are whole programs of exactly 1, 2, 4" in caplog.text
