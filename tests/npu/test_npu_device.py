@@ -111,6 +111,27 @@ def test_a_length_that_is_not_updated_is_caught(captured: tuple[Step, NpuGraph])
         graph._graph.replay()
 
 
+def test_an_update_waits_for_the_replay_before(
+    captured: tuple[Step, NpuGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still read the lengths that are replaced."""
+    step, graph = captured
+    order: list[str] = []
+    update = graph._graph.update
+
+    def noted(**arguments: Any) -> None:
+        order.append("update")
+        update(**arguments)
+
+    stream = sys.modules["torch_npu.npu"].current_stream()
+    monkeypatch.setattr(stream, "synchronize", lambda: order.append("wait"))
+    monkeypatch.setattr(graph._graph, "update", noted)
+    for lengths in ([3, 200], [4, 201]):
+        graph.update(step.load(lengths)).join()
+        graph.replay()
+    assert order == ["wait", "update"] * 2
+
+
 def test_what_cannot_be_updated_is_refused(captured: tuple[Step, NpuGraph], npu: NpuDevice) -> None:
     step, graph = captured
     with pytest.raises(
