@@ -135,6 +135,8 @@ class NpuDevice(Device):
             )
             raise ConfigError("device", f"npu:{index}", allowed)
         self._npu.set_device(index)
+        # Each thread has a current NPU, the first one at the beginning, and steps run in another thread than
+        # this: so streams are asked for by the NPU's number.
         # Captures share one stream, since a pool's memory is bound to the stream that it was used on.
         self._stream = self._npu.Stream()
         self.torch_device: torch.device = self._stream.device
@@ -207,7 +209,7 @@ class NpuDevice(Device):
 
     def warm_up(self, fn: Callable[[], T]) -> T:
         """Run `fn` on the stream of captures, where libraries allocate what they keep per stream."""
-        outer = self._npu.current_stream()
+        outer = self._npu.current_stream(self._index)
         self._stream.wait_stream(outer)
         with self._npu.stream(self._stream):
             result = fn()
@@ -237,7 +239,7 @@ class NpuDevice(Device):
 
     def _idle(self) -> None:
         """Wait for the replay before: it may still read the arguments that are about to be replaced."""
-        self._npu.current_stream().synchronize()
+        self._npu.current_stream(self._index).synchronize()
 
     def weak_reference(self, tensor: Tensor) -> Tensor:
         """Return a tensor at the same address that doesn't own it."""

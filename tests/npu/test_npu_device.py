@@ -132,6 +132,25 @@ def test_an_update_waits_for_the_replay_before(
     assert order == ["wait", "update"] * 2
 
 
+def test_streams_are_those_of_its_own_npu(
+    captured: tuple[Step, NpuGraph], npu: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that didn't make the device has the first NPU as its current one."""
+    step, graph = captured
+    package = sys.modules["torch_npu.npu"]
+    asked: list[Any] = []
+    current = package.current_stream
+
+    def noted(device: Any = None) -> Any:
+        asked.append(device)
+        return current(device)
+
+    monkeypatch.setattr(package, "current_stream", noted)
+    npu.warm_up(step.run)
+    graph.update(step.load([3, 200])).join()
+    assert asked == [0, 0]
+
+
 def test_what_cannot_be_updated_is_refused(captured: tuple[Step, NpuGraph], npu: NpuDevice) -> None:
     step, graph = captured
     with pytest.raises(
