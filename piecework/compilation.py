@@ -39,7 +39,8 @@ class CompilationConfig:
         decode_graph, prefill_graph: `eager`, `piecewise`, for decode also `full`, or `auto`.
         decode_capture_sizes: batch sizes to capture for decode; None takes the default sizes.
         prefill_capture_sizes: token counts to capture for prefill and mixed steps.
-        max_capture_size: the largest of the default sizes, for decode and for prefill.
+        max_capture_size: the largest of the default sizes, for decode and for prefill; a larger one that is
+            given is refused.
         max_decode_capture_size, max_prefill_capture_size: the same for one phase; it wins there.
         decode_padding: a decode batch between two captured sizes is padded to the next. Without it, only
             batches of a captured size run as graphs, and every batch size is a default one.
@@ -94,6 +95,8 @@ class CompilationConfig:
         for name in _LARGEST:
             if getattr(self, name) is not None and not _is_positive(getattr(self, name)):
                 raise ConfigError(name, getattr(self, name), "a positive integer")
+        for name in _SIZES:
+            self._check_largest(name)
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
                 raise ConfigError(name, getattr(self, name), "true or false")
@@ -152,6 +155,13 @@ class CompilationConfig:
             raise ConfigError(name, sizes, "a list of positive integers")
         object.__setattr__(self, name, tuple(sorted(set(sizes))))
 
+    def _check_largest(self, name: str) -> None:
+        own = "max_" + name.removesuffix("s")
+        sizes, field = getattr(self, name), own if getattr(self, own) is not None else "max_capture_size"
+        largest = getattr(self, field)
+        if sizes is not None and largest is not None and sizes[-1] > largest:
+            raise ConfigError(name, list(sizes), f"sizes up to {field}={largest}")
+
     def _freeze_names(self, name: str) -> None:
         names = getattr(self, name)
         if names is None and name == "passes":
@@ -163,7 +173,7 @@ class CompilationConfig:
 
 def own_op(name: str) -> str:
     """Return the name that our graphs have for a splitting op; another engine's attention is ours."""
-    plain = name.removeprefix("torch.ops.").replace("::", ".")
+    plain = name.removeprefix("torch.ops.").removesuffix(".default").replace("::", ".")
     return DEFAULT_SPLITTING_OPS[0] if plain in OTHER_ATTENTION else name
 
 

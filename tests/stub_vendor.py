@@ -19,14 +19,17 @@ class Vendor:
     """What the compiler got.
 
     `whole` are sequences and calls of attention of each program with attention inside, `pieces` counts the
-    others, `calls` the runs of whole programs.
+    others, `calls` the runs of whole programs. `change` is made to the results of those, and without
+    `gives_function` there is none of them.
     """
 
     whole: list[tuple[int, int]] = field(default_factory=list)
     pieces: int = 0
     calls: int = 0
+    change: Callable[[Any], Any] = lambda results: results
+    gives_function: bool = True
 
-    def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any]:
+    def __call__(self, graph_module: fx.GraphModule, inputs: Sequence[Tensor]) -> Callable[..., Any] | None:
         """Take a graph and inputs without data, as torch.compile gives them."""
         target = torch.ops.piecework.paged_attention.default
         attention = [node for node in graph_module.graph.nodes if node.target is target]
@@ -39,9 +42,9 @@ class Vendor:
         def call(*tensors: Tensor) -> Any:
             assert [t.shape for t in tensors] == [x.shape for x in inputs]
             self.calls += 1
-            return graph_module.forward(*tensors)
+            return self.change(graph_module.forward(*tensors))
 
-        return call
+        return call if self.gives_function else None
 
 
 @contextmanager

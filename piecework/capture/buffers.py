@@ -89,6 +89,15 @@ class StaticBuffers:
         self.page_table[:size, width:].zero_()
         _fill("query_starts", self.query_starts, metadata.query_starts, size + 1, rest=sequences)
 
+    def load_nobody(self, size: int, *, sequences: bool) -> None:
+        """Put `size` rows of nobody in place; with `sequences`, each is one token on the dummy page."""
+        no_rows = self.input_ids[:0]
+        self.load(no_rows, no_rows, size)
+        if sequences:
+            zeros = torch.zeros(size, dtype=torch.int32)
+            starts = torch.arange(size + 1, dtype=torch.int32)
+            self.load_metadata(AttentionMetadata(zeros, zeros[:, None], starts, zeros + 1, 1), size)
+
 
 def _fill(name: str, buffer: Tensor, values: Tensor, size: int, rest: int = 0) -> None:
     """Copy `values` to the beginning of `buffer` and `rest` to what follows, up to `size`."""

@@ -260,10 +260,8 @@ class GraphRunner:
     def _capture_size(self, name: str, size: int) -> None:
         """Capture on a batch of nobody: rows without a sequence, or one token each on the dummy page."""
         nobody = self._buffers.metadata(0)
-        no_rows = self._buffers.input_ids[:0]
-        self._buffers.load(no_rows, no_rows, size)
+        self._buffers.load_nobody(size, sequences=name == "full")
         if name == "full":
-            self._buffers.load_metadata(_dummy_metadata(size), size)
             self.full.capture(size, self._static_inputs(size), self._holes(self._buffers.metadata(size)))
         elif name == "piecewise":
             self.pieces.capture(size, self._static_inputs(size), self._holes(nobody))
@@ -291,11 +289,3 @@ def _pick(tensor: Tensor, rows: Sequence[int]) -> Tensor:
     if len(rows) == tensor.shape[0] and all(row == i for i, row in enumerate(rows)):
         return tensor
     return tensor[list(rows)]
-
-
-def _dummy_metadata(sequences: int) -> AttentionMetadata:
-    def ints(values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int32)
-
-    zeros = ints([0] * sequences)
-    return AttentionMetadata(zeros, zeros[:, None], ints(range(sequences + 1)), zeros + 1, 1)

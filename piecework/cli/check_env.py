@@ -13,8 +13,10 @@ from piecework.cli.model_fit import check_model
 from piecework.cli.parser import Parser
 from piecework.config import EngineConfig
 
+CPU = "cpu"
 DESCRIPTION = """\
-Check Python, torch, packages, processor, memory, compiler and model cache: one sentence each.
+Check Python, torch, packages, processor, memory, compiler, model cache and the devices of --device: one
+sentence each.
 
 With MODEL, say what it would take of memory with the settings that are given, before it is loaded: its
 weights, the KV cache, whether both fit. Only headers are read, and nothing is fetched.
@@ -28,6 +30,10 @@ def run(arguments: Sequence[str]) -> int:
     config = config_from_args(EngineConfig, args, **given)
     findings = check_environment(config.load.cache_dir)
     figures: dict[str, object] = {}
+    missing = devices(config) if find_spec("torch") is not None else []
+    findings += missing
+    if any(finding.level == "problem" for finding in missing):
+        return _print(findings, figures, args.json)
     if given or hasattr(args, "model"):
         if find_spec("torch") is None:
             findings.append(Finding("model", "problem", "Whether the model fits is known with torch only."))
@@ -35,11 +41,32 @@ def run(arguments: Sequence[str]) -> int:
             found, about = check_model(config)
             findings += about
             figures = {**asdict(found), "fits": found.fits}
+    return _print(findings, figures, args.json)
+
+
+def devices(config: EngineConfig) -> list[Finding]:
+    """Say of each device that was asked for whether it is there; nothing of the CPU, which always is."""
+    from piecework.engine.fit import probe
+
+    findings = []
+    for name in config.device.devices:
+        if name == CPU:
+            continue
+        try:
+            found = probe(name)
+            text = f"The device {name} is there" + (f": {found}." if found else ".")
+            findings.append(Finding("device", "ok", text))
+        except Exception as error:  # of a driver, too
+            findings.append(Finding("device", "problem", f"The device {name} can't be used: {error}."))
+    return findings
+
+
+def _print(findings: Sequence[Finding], figures: dict[str, object], as_json: bool) -> int:
     for finding in findings:
         line = asdict(finding) | ({"figures": figures} if finding.subject == "fit" else {})
-        print(json.dumps(line) if args.json else f"{finding.level:<8} {finding.text}")
+        print(json.dumps(line) if as_json else f"{finding.level:<8} {finding.text}")
     problems = sum(finding.level == "problem" for finding in findings)
-    if not args.json:
+    if not as_json:
         print(f"\n{problems} problem{'s' * (problems != 1)} found." if problems else "\nReady.")
     return int(problems > 0)
 

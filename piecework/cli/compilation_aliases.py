@@ -21,14 +21,14 @@ class Alias:
 
     Attributes:
         takes: what stands behind it: nothing, one size, several, or a name.
-        yields: another flag for the same setting wins, where otherwise two values are a mistake.
+        yields: settings whose own flags win over it, where otherwise two values are a mistake.
     """
 
     flag: str
     engine: str
     sets: Mapping[str, Any]
     takes: Literal["", "size", "sizes", "name"] = ""
-    yields: bool = False
+    yields: tuple[str, ...] = ()
 
     @property
     def meaning(self) -> str:
@@ -37,7 +37,7 @@ class Alias:
         return ", ".join(f"{name}={shown if value is GIVEN else value}" for name, value in self.sets.items())
 
 
-def _alias(flag: str, engine: str, takes: Any = "", yields: bool = False, **sets: Any) -> Alias:
+def _alias(flag: str, engine: str, takes: Any = "", yields: tuple[str, ...] = (), **sets: Any) -> Alias:
     return Alias(flag, engine, MappingProxyType(sets), takes, yields)
 
 
@@ -53,7 +53,13 @@ ALIASES = (
     _alias("--piecewise-cuda-graph-compiler", "SGLang", "name", compiler=GIVEN),
     _alias("--enable-piecewise-npu-graph-decode", "SGLang", decode_graph="piecewise"),
     _alias("--enable-torch-compile", "SGLang", compiler="inductor"),
-    _alias("--torch-compile-max-bs", "SGLang", "size", yields=True, max_decode_capture_size=GIVEN),
+    _alias(
+        "--torch-compile-max-bs",
+        "SGLang",
+        "size",
+        yields=("max_decode_capture_size", "decode_capture_sizes"),
+        max_decode_capture_size=GIVEN,
+    ),
     _alias("--enable-torch-compile-debug-mode", "SGLang", enable_debug_mode=True),
     _alias("--enable-npu-torchair-compile", "SGLang", compiler="dynamo:npu", splitting_ops=[]),
     _alias("--enable-torch-npugraph-ex-compile", "SGLang", compiler="dynamo:npugraph_ex", splitting_ops=[]),

@@ -65,7 +65,7 @@ def compilation_changes(args: argparse.Namespace) -> dict[str, Any]:
     source: dict[str, str] = {}
 
     def take(name: str, value: Any, flag: str) -> None:
-        if name in found and found[name] != value:
+        if name in found and not _same(found[name], value):
             both = f"{found[name]!r} by {source[name]} and {value!r} by {flag}"
             raise UserError(f"{name} is given twice: {both}")
         found[name] = value
@@ -75,12 +75,18 @@ def compilation_changes(args: argparse.Namespace) -> dict[str, Any]:
         if key.startswith(_PREFIX):
             name = key.removeprefix(_PREFIX)
             take(name, value, "--" + name.replace("_", "-"))
-    for alias in sorted(ALIASES, key=lambda alias: alias.yields):
-        if _ALIAS + alias.flag in given:
+    for alias in sorted(ALIASES, key=lambda alias: len(alias.yields)):
+        if _ALIAS + alias.flag in given and not found.keys() & set(alias.yields):
             for name, value in alias.sets.items():
-                if not (alias.yields and name in found):
-                    take(name, given[_ALIAS + alias.flag] if value is GIVEN else value, alias.flag)
+                take(name, given[_ALIAS + alias.flag] if value is GIVEN else value, alias.flag)
     return found
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Say whether two values mean the same; the order of sizes, which are numbers, means nothing."""
+    if isinstance(one, list) and isinstance(other, list) and all(isinstance(n, int) for n in one + other):
+        return set(one) == set(other)
+    return bool(one == other)
 
 
 def _add_alias(group: argparse._ArgumentGroup, alias: Alias) -> None:

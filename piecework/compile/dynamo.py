@@ -6,13 +6,13 @@ without dynamo: no guards, so no recompilation. Vendors' compilers come in this 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from piecework.compile.base import CompileContext, CompileError, FunctionPiece, first_line
+from piecework.compile.first_look import looked_at, try_once
 from piecework.compile.registry import PREFIX
 from piecework.errors import ConfigError
 from piecework.graph.lower import Inlined, inline
@@ -35,7 +35,10 @@ class DynamoCompiler:
         self._backend = lookup_backend(backend)
 
     def compile(self, piece: fx.GraphModule, context: CompileContext) -> FunctionPiece:
-        """Give the backend the piece in plain torch operations."""
+        """Give the backend the piece in plain torch operations, and call what it makes once.
+
+        What fails there, or gives something else than the graph, is a CompileError.
+        """
         inlined = inline(piece, context.device.op_order, tokens=context.tokens, max_tokens=context.max_tokens)
         try:
             function = self._call_backend(inlined)
@@ -43,9 +46,12 @@ class DynamoCompiler:
             raise CompileError(self.name, first_line(error)) from error
         if failed := assumptions(inlined.mode):
             raise CompileError(self.name, "it assumes of the number of tokens: " + "; ".join(failed))
-        return FunctionPiece(function, self.name)
+        made = looked_at(function, inlined, self.name)
+        if context.tokens is None:  # whoever compiles for one size alone has the inputs for a first call
+            try_once(made, piece, context)
+        return made
 
-    def _call_backend(self, inlined: Inlined) -> Callable[..., Sequence[Tensor]]:
+    def _call_backend(self, inlined: Inlined) -> Any:
         for node in inlined.graph_module.graph.nodes:
             if "val" in node.meta:
                 node.meta["example_value"] = node.meta["val"]
@@ -56,5 +62,4 @@ class DynamoCompiler:
             torch.inference_mode(False),
             torch.no_grad(),
         ):
-            made: Callable[..., Any] = self._backend(inlined.graph_module, inlined.inputs)
-        return made
+            return self._backend(inlined.graph_module, inlined.inputs)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import Field
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any
 
+from piecework.compilation import OTHER_NAMES, CompilationConfig
 from piecework.config.fields import leaves, sections
 from piecework.errors import ConfigError
+
+COMPILATION_KEYS = {*(field.name for field in fields(CompilationConfig)), *OTHER_NAMES}
 
 
 def read_yaml(path: str | os.PathLike[str], cls: type) -> dict[str, Any]:
@@ -46,6 +49,18 @@ def _unread_off(leaf: Field[Any], value: Any) -> Any:
     return "off" if value is False and "off" in leaf.metadata.get("choices", ()) else value
 
 
+def _instead(key: str, known: Mapping[str, Any], parts: Mapping[str, type], cls: type) -> str:
+    """Say what is allowed in place of an unknown name: the setting that it is a flag of, if it is one."""
+    if key in COMPILATION_KEYS:
+        return f"below compilation_config, as compilation_config: {{{key}: ...}}"
+    flag = "--" + key.replace("_", "-")
+    for name, (leaf, _) in known.items():
+        if flag in leaf.metadata.get("flags", ()):
+            return f"under the setting's own name, {name}"
+    names = ", ".join(sorted({*known, *parts}))
+    return f"not a setting of {cls.__name__}; known: {names}"
+
+
 def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:
     known = leaves(cls)
     parts = sections(cls)
@@ -61,8 +76,7 @@ def _flatten(loaded: Mapping[Any, Any], cls: type) -> dict[str, Any]:
         elif key in known:
             found = {key: _unread_off(known[key][0], value)}
         else:
-            names = ", ".join(sorted({*known, *parts}))
-            raise ConfigError(str(name), value, f"not a setting of {cls.__name__}; known: {names}")
+            raise ConfigError(str(name), value, _instead(key, known, parts, cls))
         for leaf in found:
             if leaf in flat:
                 raise ConfigError(leaf, found[leaf], f"it stands twice in the file; first as {flat[leaf]!r}")

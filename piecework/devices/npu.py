@@ -26,6 +26,26 @@ _KV_SHARE = 0.8  # of free memory; the rest is for activations
 _ND = 2  # plain strided memory, as torch_npu numbers its formats
 
 
+def _import() -> Any:
+    """Import torch_npu; a ConfigError says why that can't be."""
+    wanted = "a machine with an Ascend NPU and torch_npu"
+    if not available():
+        raise ConfigError("device", "npu", f"{wanted}, which is not installed")
+    release = ".".join(torch.__version__.split(".")[:2])
+    try:
+        package: Any = import_module(PACKAGE)
+    except Exception as error:  # the vendor's driver stack is missing, or it was built for another torch
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ConfigError(
+            "device", "npu", f"{wanted} {release}, which can't be imported: {reason}"
+        ) from error
+    found = str(package.__version__)
+    if found.split(".")[:2] != release.split("."):
+        allowed = f"{wanted} {release}, the release for torch {torch.__version__}; {found} is installed"
+        raise ConfigError("device", "npu", allowed)
+    return package
+
+
 class NpuGraph(CapturedGraph):
     """A graph of torch_npu.
 
@@ -106,11 +126,7 @@ class NpuDevice(Device):
     lengths = "host"
 
     def __init__(self, index: int = 0) -> None:
-        if not available():
-            raise ConfigError(
-                "device", "npu", "a machine with an Ascend NPU and torch_npu, which isn't there"
-            )
-        self._package: Any = import_module(PACKAGE)
+        self._package: Any = _import()
         self._npu: Any = self._package.npu
         count = self._npu.device_count() if self._npu.is_available() else 0
         if index >= count:
@@ -119,6 +135,8 @@ class NpuDevice(Device):
             )
             raise ConfigError("device", f"npu:{index}", allowed)
         self._npu.set_device(index)
+        # Each thread has a current NPU, the first one at the beginning, and steps run in another thread than
+        # this: so streams are asked for by the NPU's number.
         # Captures share one stream, since a pool's memory is bound to the stream that it was used on.
         self._stream = self._npu.Stream()
         self.torch_device: torch.device = self._stream.device
@@ -191,7 +209,7 @@ class NpuDevice(Device):
 
     def warm_up(self, fn: Callable[[], T]) -> T:
         """Run `fn` on the stream of captures, where libraries allocate what they keep per stream."""
-        outer = self._npu.current_stream()
+        outer = self._npu.current_stream(self._index)
         self._stream.wait_stream(outer)
         with self._npu.stream(self._stream):
             result = fn()
@@ -221,7 +239,7 @@ class NpuDevice(Device):
 
     def _idle(self) -> None:
         """Wait for the replay before: it may still read the arguments that are about to be replaced."""
-        self._npu.current_stream().synchronize()
+        self._npu.current_stream(self._index).synchronize()
 
     def weak_reference(self, tensor: Tensor) -> Tensor:
         """Return a tensor at the same address that doesn't own it."""

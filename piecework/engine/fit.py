@@ -79,6 +79,11 @@ class Fit:
         return self.cache_tokens > 0
 
 
+def probe(name: str) -> str:
+    """Return what a device calls itself. Raises ConfigError, or its driver's error, where it isn't there."""
+    return make_device(name).fingerprint()
+
+
 def fit(config: EngineConfig) -> Fit:
     """Say what the model that `config` names would take; nothing is fetched and no weight is read.
 

@@ -93,10 +93,16 @@ def test_flags_that_contradict_each_other_are_refused(command: str, message: str
         parsed(command)
 
 
+def test_sizes_that_are_given_twice_may_stand_in_any_order() -> None:
+    assert parsed("--cuda-graph-bs 2 1 --capture-sizes 1,2") == {"decode_capture_sizes": [1, 2]}
+
+
 def test_the_weaker_flag_gives_way_in_any_order() -> None:
     for command in (
         "--torch-compile-max-bs 8 --cuda-graph-max-bs 4",
         "--cuda-graph-max-bs 4 --torch-compile-max-bs 8",
     ):
         assert parsed(command) == {"max_decode_capture_size": 4}
+    sizes = "--torch-compile-max-bs 8 --cuda-graph-bs 1 16"
+    assert parsed(sizes) == {"decode_capture_sizes": [1, 16]}
     assert parsed("--decode-graph eager --disable-cuda-graph") == parsed("--disable-cuda-graph")

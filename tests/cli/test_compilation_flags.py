@@ -152,6 +152,14 @@ def test_what_was_given_can_be_handed_to_another_process() -> None:
             "max_prefill_capture_size=0 is not allowed: a positive integer",
         ),
         (
+            {"capture_sizes": [1, 2, 4], "max_decode_capture_size": 2},
+            "decode_capture_sizes=[1, 2, 4] is not allowed: sizes up to max_decode_capture_size=2",
+        ),
+        (
+            {"prefill_capture_sizes": [16], "max_capture_size": 8},
+            "prefill_capture_sizes=[16] is not allowed: sizes up to max_capture_size=8",
+        ),
+        (
             {"capture_sizes": [1], "strict": True},
             "decode_capture_sizes=[1] is not allowed: no sizes where decode runs eagerly",
         ),
@@ -196,6 +204,19 @@ def test_what_cannot_work_is_refused(run: Run, tiny: Path, settings: dict[str, A
     assert done.err.startswith(f"piecework: error: {message}")
 
 
+def test_a_flag_in_the_file_is_refused_with_its_setting(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    for text, allowed in (
+        ("compiler: eager", "below compilation_config, as compilation_config: {compiler: ...}"),
+        ("capture-sizes: [1]", "below compilation_config, as compilation_config: {capture_sizes: ...}"),
+        ("context-length: 64", "under the setting's own name, max_model_len"),
+    ):
+        file.write_text(text)
+        with pytest.raises(ConfigError) as refused:
+            config("--config", str(file))
+        assert refused.value.allowed == allowed
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -225,7 +246,8 @@ def test_a_vendors_attention_stands_for_ours_and_that_is_said(run: Run, tiny: Pa
 
 def test_a_vendors_attention_may_be_written_in_any_way_and_counts_once() -> None:
     plain = "atb._npu_paged_attention"
-    names = [plain, "atb::_npu_paged_attention", "torch.ops." + plain, "piecework::attention", "aten::mm"]
+    names = [plain, "atb::_npu_paged_attention", "torch.ops." + plain, f"torch.ops.{plain}.default"]
+    names += ["piecework::attention", "aten::mm"]
     assert CompilationConfig(splitting_ops=names).cuts == ("piecework::attention", "aten::mm")
 
 

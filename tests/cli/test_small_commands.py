@@ -39,6 +39,15 @@ def test_check_env_json_has_a_finding_for_each_subject(run: Run) -> None:
     assert all(line["text"].endswith(".") for line in lines)
 
 
+def test_a_device_that_is_not_there_is_a_problem(run: Run, tiny: Path) -> None:
+    done = run("check-env", str(tiny), "--device", "npu,sim")
+    assert done.code == 1 and "1 problem found." in done.out
+    assert "problem  The device npu can't be used: device='npu' is not allowed: a machine with an" in done.out
+    assert "ok       The device sim is there." in done.out and "It fits" not in done.out
+    done = run("check-env", str(tiny), "--device", "sim")
+    assert done.code == 0 and "The device sim is there." in done.out and "It fits" in done.out
+
+
 def test_a_cache_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")

@@ -161,6 +161,8 @@ def test_structure_ignores_names_and_sees_the_rest() -> None:
         _text(lambda x: torch.relu(x) * 2.5),
         _text(lambda x: torch.sigmoid(x) * 2.0),
         _text(lambda x: torch.relu(x) * x),
+        _text(lambda x: torch.relu(x) - x),
+        _text(lambda x: x - torch.relu(x)),
         _text(lambda x: torch.relu(x) * 2.0, torch.ones(5, 9)),
         _text(lambda x: torch.relu(x) * 2.0, torch.ones(5, 8, dtype=torch.float64)),
     ]

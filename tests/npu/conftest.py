@@ -6,12 +6,14 @@ from collections.abc import Callable
 from functools import cache
 
 import pytest
-from npu_tokens import VOCABULARY, run
+from npu_tokens import DEFAULT_VOCABULARY, VOCABULARY, run
 from tiny import save_tiny
 from twin_npu import float32 as float32
 from twin_npu import twin as twin
 
 from piecework.engine.result import Result
+from piecework.errors import ModelError
+from piecework.weights.source import resolve
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +38,13 @@ def expected(tiny_path: Callable[[str], str]) -> Callable[[str, str], list[Resul
         return run(tiny_path(kind), settings, VOCABULARY)[0]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def default_expected() -> list[Result]:
+    """What the CPU says with the default model."""
+    try:
+        resolve("smollm2-135m")
+    except ModelError as error:
+        pytest.skip(f"the default model can't be had here: {error}")
+    return run("smollm2-135m", {"device": "cpu"}, DEFAULT_VOCABULARY, 32)[0]

@@ -12,6 +12,8 @@ from piecework.graph.counters import Counters
 
 VOCABULARY = 320
 """Of the tiny models."""
+DEFAULT_VOCABULARY = 49152
+"""Of the default model."""
 NEAR_TIE = 2e-3
 
 

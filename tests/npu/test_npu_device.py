@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from piecework.devices import make_device
 from piecework.devices.npu import NpuDevice, NpuGraph
 from piecework.errors import CaptureError, ConfigError, DeviceError
 from piecework.models.config import ModelConfig
+from piecework.ops.npu import vendor
 from piecework.runner.batch import BatchItem, Span, build_inputs
 from piecework.runner.recipe import make_recipe
 
@@ -106,6 +109,46 @@ def test_a_length_that_is_not_updated_is_caught(captured: tuple[Step, NpuGraph])
     # Without the device class's own check the stream would wait for ever.
     with pytest.raises(RuntimeError, match="the stream hangs"):
         graph._graph.replay()
+
+
+def test_an_update_waits_for_the_replay_before(
+    captured: tuple[Step, NpuGraph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may still read the lengths that are replaced."""
+    step, graph = captured
+    order: list[str] = []
+    update = graph._graph.update
+
+    def noted(**arguments: Any) -> None:
+        order.append("update")
+        update(**arguments)
+
+    stream = sys.modules["torch_npu.npu"].current_stream()
+    monkeypatch.setattr(stream, "synchronize", lambda: order.append("wait"))
+    monkeypatch.setattr(graph._graph, "update", noted)
+    for lengths in ([3, 200], [4, 201]):
+        graph.update(step.load(lengths)).join()
+        graph.replay()
+    assert order == ["wait", "update"] * 2
+
+
+def test_streams_are_those_of_its_own_npu(
+    captured: tuple[Step, NpuGraph], npu: NpuDevice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that didn't make the device has the first NPU as its current one."""
+    step, graph = captured
+    package = sys.modules["torch_npu.npu"]
+    asked: list[Any] = []
+    current = package.current_stream
+
+    def noted(device: Any = None) -> Any:
+        asked.append(device)
+        return current(device)
+
+    monkeypatch.setattr(package, "current_stream", noted)
+    npu.warm_up(step.run)
+    graph.update(step.load([3, 200])).join()
+    assert asked == [0, 0]
 
 
 def test_what_cannot_be_updated_is_refused(captured: tuple[Step, NpuGraph], npu: NpuDevice) -> None:
@@ -210,7 +253,8 @@ def test_tensors_lie_in_the_device_and_lengths_on_the_host(npu: NpuDevice, twin:
 
 def test_names_and_precisions(npu: NpuDevice) -> None:
     assert npu.default_dtype() == torch.bfloat16 and not npu.supports_dtype(torch.float64)
-    assert npu.fingerprint() == "twin, torch_npu 0.twin, torch"
+    release = ".".join(torch.__version__.split(".")[:2])
+    assert npu.fingerprint() == f"twin, torch_npu {release}.twin, torch"
     assert npu.graph_modes("decode") == ("full", "piecewise", "eager")
     with pytest.raises(ConfigError, match="device='npu:1' is not allowed: npu:0 to npu:0"):
         make_device("npu:1")
@@ -219,8 +263,41 @@ def test_names_and_precisions(npu: NpuDevice) -> None:
 
 
 def test_without_torch_npu_the_device_is_refused() -> None:
-    with pytest.raises(ConfigError, match="device='npu' is not allowed: a machine with an Ascend NPU"):
+    with pytest.raises(
+        ConfigError, match="'npu' is not allowed: a machine with an Ascend NPU and torch_npu, w"
+    ):
         make_device("npu")
+
+
+@pytest.mark.parametrize("release", ["2.6.0.post3", "20.13.0", "0"])
+def test_another_release_of_torch_npu_is_refused(
+    release: str, twin: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["torch_npu"], "__version__", release)
+    with pytest.raises(ConfigError) as refused:
+        make_device("npu")
+    assert f"the release for torch {torch.__version__}; {release} is installed" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('libhccl.so: cannot\\nopen')", "can't be imported: libhccl.so: cannot open"),
+        ("raise RuntimeError", "can't be imported: RuntimeError"),
+        ("import no_such_vendor", "can't be imported: No module named 'no_such_vendor'"),
+    ],
+)
+def test_what_torch_npu_says_at_its_import_is_told(
+    source: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch_npu.py").write_text(source)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(vendor, "_installed", lambda name: True)
+    with pytest.raises(
+        ConfigError, match=r"^device='npu' is not allowed: a machine with an Ascend NPU"
+    ) as refused:
+        make_device("npu")
+    assert refused.value.allowed.endswith(reason)
 
 
 MODEL = {

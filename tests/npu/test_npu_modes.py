@@ -6,14 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from npu_tokens import VOCABULARY, check_equal, run
+from npu_tokens import DEFAULT_VOCABULARY, VOCABULARY, check_equal, run
 from shrinking_batches import CAPTURED, PREFILLS
 from tiny import save_tiny
 
 from piecework import LLM
 from piecework.devices.sim.memory import SimMemory
-from piecework.errors import ModelError
-from piecework.weights.source import resolve
 
 
 @dataclass(frozen=True)
@@ -95,21 +93,12 @@ CALLED = {
 """What of the library each model must have run."""
 
 
-@pytest.fixture(scope="module")
-def default_expected() -> Any:
-    try:
-        resolve("smollm2-135m")
-    except ModelError as error:
-        pytest.skip(f"the default model can't be had here: {error}")
-    return run("smollm2-135m", {"device": "cpu"}, 49152, 32)[0]
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("mode", MODES[:2], ids=str)
 def test_the_default_model(mode: Mode, default_expected: Any, twin: Any, float32: None) -> None:
     twin.memory = SimMemory(3 << 29)
-    found, counters, layers = run("smollm2-135m", mode.settings(), 49152, 32)
+    found, counters, layers = run("smollm2-135m", mode.settings(), DEFAULT_VOCABULARY, 32)
     check_equal(default_expected, found)
     assert counters.captures == mode.captures(layers) and counters.replays > 0
 

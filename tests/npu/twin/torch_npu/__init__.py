@@ -14,7 +14,8 @@ from torch_npu import _ops as _ops
 from torch_npu import npu as npu
 from torch_npu._ops import empty_with_format as empty_with_format
 
-__version__ = "0.twin"
+# The real package has the number of the torch that it was built for.
+__version__ = ".".join([*torch.__version__.split(".")[:2], "twin"])
 
 for _name in _ops.REGISTERED:
     globals()[_name] = getattr(torch.ops.npu, _name)
