@@ -7,6 +7,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 _HEADER = struct.Struct("<IBB")  # bytes of the body, kind, file descriptors
@@ -95,6 +96,11 @@ class Channel:
             self._socket.shutdown(socket.SHUT_WR)
         except OSError:  # it is closed already
             return
+
+    def cut(self) -> None:
+        """Receive no more than what is here already: whoever waits for more is told of the end."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RD)
 
     def close(self) -> None:
         """Close this end."""
