@@ -62,7 +62,7 @@ def _hop(child: ChildProcess, size: int, steps: int) -> dict[str, Any]:
             spent = processor_time() + _spent(child.pid)
         begin = now()
         body = encode(writer.write(items, profiled=False))
-        child.call("step", body, timeout=60.0).result()
+        child.ask("step", body, timeout=60.0)
         if number >= steps // 10:  # those before are the warm-up
             times.append((now() - begin) * 1e6)
         sent = len(body)

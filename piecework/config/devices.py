@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piecework.config.fields import check, setting
+from piecework.config.rings import ring_limits
 from piecework.errors import ConfigError
+
+_BY_DEPTH = "one number or four with commas between them, for the depths of scopes (docs/worker-tasks.md)"
 
 
 @dataclass(frozen=True)
@@ -126,9 +129,20 @@ class WorkerConfig:
         "such steps where that is more)",
         flags=("--worker-step-timeout",),
     )
+    ring_heap: str | int | list = setting(  # type: ignore[type-arg]  # noqa: RUF009
+        "4GiB", "most bytes that the tasks of a step may put out, " + _BY_DEPTH
+    )
+    ring_task_window: str | int | list = setting(  # type: ignore[type-arg]  # noqa: RUF009
+        "1048576", "most tasks of a step, " + _BY_DEPTH
+    )
+    ring_dep_pool: str | int | list = setting(  # type: ignore[type-arg]  # noqa: RUF009
+        "1048576", "most edges between the tasks of a step, " + _BY_DEPTH
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        for name in ("ring_heap", "ring_task_window", "ring_dep_pool"):
+            ring_limits(name, getattr(self, name))
         for name in ("start_timeout", "compile_timeout", "step_timeout"):
             if (value := getattr(self, name)) is not None and not 0 < value < float("inf"):
                 raise ConfigError(name, getattr(self, name), "a number of seconds above 0")

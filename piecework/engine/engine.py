@@ -21,6 +21,7 @@ from piecework.kvcache import Capacities, PagePool
 from piecework.profile import now
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
+from piecework.workers.serving.step_graph import StepGraph
 
 log = logging.getLogger("piecework.engine")
 
@@ -33,13 +34,16 @@ class Engine:
         runner: StepRunner,
         config: EngineConfig,
         successor: Callable[[Exception], StepRunner | None] = lambda error: None,
+        graph: StepGraph | None = None,
     ) -> None:
         """Begin without requests.
 
         `successor` is asked when a step fails: for the runner that takes over, or None where the failure is
-        not one that another runner could do better; it raises where there is none left.
+        not one that another runner could do better; it raises where there is none left. `graph` refuses
+        steps that are too large for its limits.
         """
         self._successor = successor
+        self._graph = graph
         self._use(runner)
         self.scheduler = Scheduler(
             config.scheduler,
@@ -97,6 +101,7 @@ class Engine:
     def step(self) -> None:
         """Run one step. When it raises, the requests that were part of it have ended with an error.
 
+        A CapacityError is one of such a step alone: nothing ran, and smaller steps will.
         Where another runner takes over, the step never happened, and the next one starts to compute again.
         In debug mode PageError is raised where a page has other holders than are counted.
         """
@@ -110,6 +115,8 @@ class Engine:
         self._steps += 1
         began = now()
         try:
+            if self._graph is not None:
+                self._graph.admit(items)
             results = self._runner.execute(items)
         except Exception as error:
             self._step_failed(step, error, began)

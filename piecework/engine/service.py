@@ -48,6 +48,8 @@ from piecework.sampling import SamplingParams
 from piecework.tokenizer.tokenizer import Tokenizer
 from piecework.workers.serving.process import ProcessRunner
 from piecework.workers.serving.runner import Context, StepRunner
+from piecework.workers.serving.step_graph import StepGraph
+from piecework.workers.tasks.limits import CapacityError
 
 log = logging.getLogger("piecework.service")
 
@@ -100,7 +102,8 @@ class Service:
         self.observers: list[Observer] = []
         self._use(loaded)
         self._audit = make_audit(config)
-        self._engine = Engine(self._audited(loaded), config, self._successor)
+        self._graph = StepGraph.of(config, self.model_config, self.dtype)
+        self._engine = Engine(self._audited(loaded), config, self._successor, self._graph)
         self._engine.on_finish = self._observe
         self._seeds = random.Random(config.load.seed)
         self._arrivals: list[Request] = []
@@ -269,12 +272,13 @@ class Service:
 
     def workers(self) -> list[Context]:
         """Return what is known of the worker that runs steps."""
-        remote = self._remote
+        remote, rings = self._remote, self._graph.rings()
         if remote is not None:
             stats = self._stats
-            return [replace(remote.context(), running=stats.running, waiting=stats.waiting)]
+            return [replace(remote.context(), running=stats.running, waiting=stats.waiting, rings=rings)]
         status = "closed" if self._closing else "ready"
-        return [Context(self.device_name, "inline", self.device_name, os.getpid(), 0, 0, status)]
+        name = self.device_name
+        return [Context(name, "inline", name, os.getpid(), 0, 0, status, rings=rings)]
 
     def failovers(self) -> tuple[Event, ...]:
         """Return the moves from one device to another since the start."""
@@ -365,6 +369,8 @@ class Service:
                 failures = 0
             except WorkerLostError as error:
                 log.warning("a step was lost: %s", error)
+            except CapacityError as error:
+                log.warning("a step was refused: %s", error)
             except Exception as error:
                 failures += 1
                 if isinstance(error, ExhaustedError) and self._runners.gone:

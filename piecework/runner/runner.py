@@ -24,7 +24,7 @@ from piecework.sampling import TokenLogprob
 log = logging.getLogger("piecework.runner")
 
 # The head runs on this many prompt rows at a time, since each row gives a vocabulary of floats.
-_HEAD_ROWS = 128
+HEAD_ROWS = 128
 _NOTHING = ItemResult()
 
 
@@ -131,8 +131,8 @@ class Runner:
 
     def _score(self, rows: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []
-        for start in range(0, len(targets), _HEAD_ROWS):
-            part = slice(start, start + _HEAD_ROWS)
+        for start in range(0, len(targets), HEAD_ROWS):
+            part = slice(start, start + HEAD_ROWS)
             logits = self._gather(self.graphs.head(rows[part]))
             if logits is not None:
                 scored += prompt_logprobs(logits, list(targets[part]), top)

@@ -24,6 +24,10 @@ def worker_metrics(workers: Sequence[Context]) -> Iterator[Metric]:
     pending = GaugeMetricFamily(
         "piecework_worker_pending_tokens", "Tokens that it may have to compute", labels=["worker"]
     )
+    limit, most = (
+        GaugeMetricFamily(f"piecework_worker_ring_{name}", what, labels=["worker", "resource", "ring"])
+        for name, what in (("limit", "What a step may take"), ("high_water", "The most that a step took"))
+    )
     for worker in workers:
         info.add_metric(
             [worker.name],
@@ -41,4 +45,8 @@ def worker_metrics(workers: Sequence[Context]) -> Iterator[Metric]:
         waiting.add_metric([worker.name], worker.waiting)
         if worker.pending_tokens is not None:
             pending.add_metric([worker.name], worker.pending_tokens)
-    yield from (info, up, generation, restarts, running, waiting, pending)
+        for resource, figures in worker.rings.items():
+            for family, name in ((limit, "limit"), (most, "high_water")):
+                for ring, figure in enumerate(figures[name]):
+                    family.add_metric([worker.name, resource, str(ring)], figure)
+    yield from (info, up, generation, restarts, running, waiting, pending, limit, most)

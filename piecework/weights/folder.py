@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
+import os
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from piecework.cache import cache_root, try_read_json, try_write
 from piecework.errors import ModelError
 from piecework.json_text import parse_json
 
@@ -25,14 +30,15 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def read_config(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path, cache_dir: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """A folder's config.json, with what it leaves out filled in as `transformers` would.
 
-    A `model_type` that `transformers` doesn't know gives the file as it is.
+    A `model_type` that `transformers` doesn't know gives the file as it is. What was filled in is kept, see
+    `cache_root`: to import `transformers` takes longer than anything else that a worker's start does itself.
     """
     raw = read_json(folder / "config.json")
     try:
-        filled: dict[str, Any] = _auto_config(folder)
+        filled = _filled(folder, cache_dir)
     except Exception as error:  # transformers has no common base for what a strange config raises
         log.warning("transformers cannot read %s, so its defaults are not filled in: %s", folder, error)
         return raw
@@ -40,12 +46,30 @@ def read_config(folder: Path) -> dict[str, Any]:
     return {**raw, **filled}
 
 
+def _filled(folder: Path, cache_dir: str | os.PathLike[str] | None) -> dict[str, Any]:
+    """What `transformers` makes of a config.json, by the file's content and the version of `transformers`."""
+    content = (folder / "config.json").read_bytes()
+    key = hashlib.sha256(f"{version('transformers')}|".encode() + content).hexdigest()[:24]
+    kept = cache_root(cache_dir) / "configs" / f"{key}.json"
+    found = try_read_json(kept)
+    if isinstance(found, dict):
+        return found
+    config = _auto_config(folder)
+    try:
+        text = json.dumps(config)
+    except (TypeError, ValueError):  # no other process can be told
+        return config
+    try_write(kept, text)
+    filled: dict[str, Any] = parse_json(text)  # the same the first time as later: keys are texts
+    return filled
+
+
 def _auto_config(folder: Path) -> dict[str, Any]:
     from transformers import AutoConfig
 
     # Never the code that a folder may bring along, and no question on the terminal whether to run it.
     config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
-    return dict(config.to_dict())
+    return {name: value for name, value in config.to_dict().items() if name != "_name_or_path"}
 
 
 def read_generation_config(folder: Path) -> dict[str, Any]:

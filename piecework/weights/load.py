@@ -39,7 +39,7 @@ def open_checkpoint(
     Args:
         load_format: auto, safetensors, gguf or dummy; dummy takes only the configuration of the source.
         seed: of dummy weights.
-        cache_dir: where parsed headers are kept; see `cache_root`.
+        cache_dir: where parsed headers and configurations are kept; see `cache_root`.
     """
     if load_format == "dummy":
         return _dummy(source, seed, cache_dir)
@@ -52,12 +52,12 @@ def open_checkpoint(
         return GgufCheckpoint(source.path, cache_dir)
     from piecework.weights.safetensors import SafetensorsCheckpoint
 
-    return SafetensorsCheckpoint(source.path)
+    return SafetensorsCheckpoint(source.path, cache_dir)
 
 
 def _dummy(source: Source, seed: int, cache_dir: str | os.PathLike[str] | None) -> DummyCheckpoint:
     if source.kind == "folder":
-        config, generation = read_config(source.path), read_generation_config(source.path)
+        config, generation = read_config(source.path, cache_dir), read_generation_config(source.path)
         return DummyCheckpoint(config, generation, seed, str(source.path))
     from piecework.weights.gguf.checkpoint import GgufCheckpoint
 

@@ -54,11 +54,13 @@ class SafetensorsCheckpoint:
     Raises ModelError for a missing or damaged file, naming it (and the tensor, where one is at fault).
     """
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], cache_dir: str | os.PathLike[str] | None = None
+    ) -> None:
         path = Path(folder)
         self.where = str(path)
         shards = _shards(path)
-        self.config: dict[str, Any] = read_config(path)
+        self.config: dict[str, Any] = read_config(path, cache_dir)
         self.generation_config: dict[str, Any] = read_generation_config(path)
         self._entries: dict[str, _Entry] = {}
         self._files: list[MappedFile] = []

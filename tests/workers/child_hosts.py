@@ -34,6 +34,10 @@ class Trouble(Echo):
                 logging.getLogger("piecework.tiny").warning("said %s", body.decode())
             case "parts":
                 return body * 100_000
+            case "leave":  # an heir, who has the socket and outlives the child
+                if os.fork() == 0:
+                    signal.pause()
+                return str(os.getpid()).encode()
         return body
 
 

@@ -75,6 +75,7 @@ def test_a_process_gives_the_same_tokens_and_probabilities(llm, expected):
     assert counters["traces"] == 1 and counters["chained_runs"] > 20
     timers = service.profile.snapshot()["timers"]
     assert timers["decode.run"]["count"] > 20 and timers["load.weights"]["count"] == 1
+    (worker,) = service.workers()
     assert service.health()["workers"] == [worker.as_dict()] and service.health()["status"] == "ok"
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from worker_rig import recording_worker
 
 from piecework.config import EngineConfig
+from piecework.config.rings import RINGS
 from piecework.devices import make_device
 from piecework.engine.engine import Engine
 from piecework.engine.outputs import Delta
@@ -26,7 +27,7 @@ from piecework.sampling import SamplingParams
 from piecework.workers.tasks.arguments import Allocate, TaskArgs
 from piecework.workers.tasks.functions import Function
 from piecework.workers.tasks.inline import inline
-from piecework.workers.tasks.limits import RINGS, CapacityError, Limits
+from piecework.workers.tasks.limits import CapacityError, Limits
 from piecework.workers.tasks.nested import Nested
 from piecework.workers.tasks.recording import Record
 from piecework.workers.tasks.step import Pages, StepFunctions, TaskRunner

@@ -12,6 +12,7 @@ import os
 import signal
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from tools.gpu_check.shapes import write_shape
 from tools.soak.clients import Clients
 from tools.soak.processes import shared_memory, wait_until
 from tools.soak.schedule import Kill, make_schedule
-from tools.soak.server import START_SECONDS, Server
+from tools.soak.server import ASKING, START_SECONDS, Server
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -103,11 +104,16 @@ class Soak:
         return Server(self._model, self._children, self._log)
 
     def _kill_child(self, server: Server, number: int) -> None:
-        if not wait_until(lambda: bool(server.ready()), START_SECONDS):
+        ready: list[dict[str, Any]] = []
+
+        def look() -> bool:
+            ready[:] = server.ready()
+            return bool(ready)
+
+        if not wait_until(look, START_SECONDS, ASKING):
             self._wrong.append("no child came back")
             return
-        ready = server.ready()
-        if ready:  # the last one may have gone by itself, and that would show in its requests
+        with suppress(ProcessLookupError):  # it may have gone by itself, and that would show in its requests
             os.kill(ready[number % len(ready)]["pid"], signal.SIGKILL)
 
     def _kill_server(self, server: Server, clients: Clients) -> None:
@@ -118,7 +124,7 @@ class Soak:
 
     def _settle(self, server: Server) -> None:
         """All children come back, and the server has no more open than in the beginning."""
-        back = wait_until(lambda: len(server.ready()) == self._children, START_SECONDS)
+        back = wait_until(lambda: len(server.ready()) == self._children, START_SECONDS, ASKING)
         self._check(back, "not all children came back")
         leaked = server.leaked()
         self._check(not leaked, f"open files of the server, at first {server.files}, in the end {leaked}")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections import Counter
 from typing import Any
 
 import httpx
+
+from tools.soak.processes import LAST_PRIORITY
 
 PATIENCE = 300.0
 """Seconds without an end after which a request counts as hung; a restart of all children takes part of it."""
@@ -48,6 +51,7 @@ class Clients:
         return not self._thread.is_alive()
 
     async def _run(self, count: int) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LAST_PRIORITY)
         async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=count)) as client:
             await asyncio.gather(*(self._one(client, number) for number in range(count)))
 

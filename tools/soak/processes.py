@@ -8,6 +8,8 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _POLL = 0.02
+LAST_PRIORITY = 19
+"""For whoever would else take all of a small machine from children that start."""
 
 
 def descendants(pid: int) -> set[int]:
@@ -56,13 +58,16 @@ def shared_memory() -> set[str]:
     return {path.name for path in _list(Path("/dev/shm"))}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Return True as soon as the condition holds, False where it doesn't after `seconds`."""
+def wait_until(condition: Callable[[], bool], seconds: float, poll: float = _POLL) -> bool:
+    """Return True as soon as the condition holds, False where it doesn't after `seconds`.
+
+    `poll` are the seconds between looks; one that asks a server takes some of its time.
+    """
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:
             return False
-        time.sleep(_POLL)
+        time.sleep(poll)
     return True
 
 

@@ -15,11 +15,12 @@ from typing import Any
 
 import httpx
 
-from tools.soak.processes import descendants, open_files, started_at, wait_until
+from tools.soak.processes import LAST_PRIORITY, descendants, open_files, started_at, wait_until
 
 START_SECONDS = 400.0
 _ORPHAN_SECONDS = 60.0
-_LAST_PRIORITY = 19
+ASKING = 0.1
+"""Seconds between two questions for the workers' health."""
 _READY = re.compile(r"Serving .* at (http\S+)")
 
 
@@ -49,7 +50,7 @@ class Server:
             )
         self._http = httpx.Client(timeout=30)
         self.address = self._wait_for_address()
-        if not wait_until(lambda: len(self.ready()) == children, START_SECONDS):
+        if not wait_until(lambda: len(self.ready()) == children, START_SECONDS, ASKING):
             raise AssertionError(f"not all of the {children} children came up")
         self.files = open_files(self._process.pid)
 
@@ -60,9 +61,9 @@ class Server:
         except httpx.HTTPError:
             return []
         found = [worker for worker in body["workers"] if worker["status"] == "ready"]
-        for worker in found:  # streams take all of a small machine, and children that start need some
+        for worker in found:
             with suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, worker["pid"], _LAST_PRIORITY)
+                os.setpriority(os.PRIO_PROCESS, worker["pid"], LAST_PRIORITY)
         return found
 
     def leaked(self) -> list[str]:

@@ -30,6 +30,7 @@ from piecework.workers.process.messages import (
 )
 from piecework.workers.process.pending import Pending
 from piecework.workers.process.spawn import Spawned, spawn
+from piecework.workers.process.turns import Turns
 from piecework.workers.process.wire import Frame
 
 log = logging.getLogger("piecework.workers")
@@ -72,6 +73,7 @@ class ChildProcess:
         self._pending = Pending()
         self._start, self.ready, _ = self._pending.add(plan.start_timeout)
         self._spawned: Spawned | None = None
+        self._turns: Turns | None = None
         self._lock = threading.Lock()  # around signals and the end, after which the pid is another's
         self._closing = False
         self._silence: str | None = None
@@ -108,6 +110,19 @@ class ChildProcess:
         except OSError:  # it is gone; whoever attends to it will say why
             log.debug("a call to %s could not be sent", self.name)
         return future
+
+    def ask(self, method: str, body: bytes = b"", *, timeout: float | None = None) -> bytes:
+        """Call the host and wait for its answer, which this thread reads itself if it can; see `call`."""
+        spawned, turns = self._spawned, self._turns
+        if spawned is None or turns is None or not turns.take():
+            return self.call(method, body, timeout=timeout).result()
+        try:  # the turn comes first: the answer may be here before the call is over
+            future = self.call(method, body, timeout=timeout)
+            while not future.done() and self._receive(spawned):
+                pass
+        finally:
+            turns.give()
+        return future.result()
 
     def shut_down(self) -> None:
         """Take no calls any more; the child answers those that it has, and ends. Cannot be taken back."""
@@ -146,10 +161,11 @@ class ChildProcess:
             selector.register(self._wake_end, selectors.EVENT_READ)
             if spawned.pidfd is not None:
                 selector.register(spawned.pidfd, selectors.EVENT_READ)
-            self._watch(spawned, selector)
+            self._turns = Turns(selector, spawned.channel)
+            self._watch(spawned, selector, self._turns)
         self._lose(self._why(spawned))
 
-    def _watch(self, spawned: Spawned, selector: selectors.BaseSelector) -> None:
+    def _watch(self, spawned: Spawned, selector: selectors.BaseSelector, turns: Turns) -> None:
         """Return when the child has ended and been waited for."""
         talks, exited, kill_at = True, False, inf
         while not exited:
@@ -158,18 +174,17 @@ class ChildProcess:
                 self.lost = WorkerLostError(self.name, f"{self._who} {self._silence}")
                 self._pending.fail_all(self.lost)
                 self.signal(signal.SIGKILL)
+                spawned.channel.cut()  # whoever reads must not wait for a child that can't be killed
                 kill_at = now() + _LAST_WORDS
             polls = spawned.pidfd is None and not talks
-            if talks:
-                writes = selectors.EVENT_WRITE if spawned.channel.unsent else 0
-                selector.modify(spawned.channel, selectors.EVENT_READ | writes)
+            turns.watch_writing(talks and spawned.channel.unsent)
             for key, events in selector.select(_POLL if polls else self._until(kill_at)):
                 if events & selectors.EVENT_WRITE:
                     with contextlib.suppress(OSError):  # it is gone, and will be read to its end
                         spawned.channel.flush()
                 if not events & selectors.EVENT_READ:
                     continue
-                if key.fileobj is spawned.channel and not self._receive(spawned):
+                if key.fileobj is spawned.channel and not self._attend_channel(spawned, turns):
                     selector.unregister(spawned.channel)
                     talks = False
                     kill_at = min(kill_at, inf if self._closing else now() + _LAST_WORDS)
@@ -180,9 +195,26 @@ class ChildProcess:
                 elif key.fileobj == spawned.pidfd:
                     exited = True
             exited = (exited or polls) and spawned.process.poll() is not None
-        while talks and self._receive(spawned, wait=False):
-            pass
+        turns.watch_writing(False)
+        spawned.channel.cut()
+        turns.attend(wait=True)
+        try:
+            while talks and self._receive(spawned, wait=False):
+                pass
+        finally:
+            turns.leave(last=True)
         spawned.output.read()
+
+    def _attend_channel(self, spawned: Spawned, turns: Turns) -> bool:
+        """Take what the child sent, unless a caller does; False when it will send nothing more."""
+        if not turns.attend():
+            return True
+        talks = True
+        try:
+            talks = self._receive(spawned, wait=False, nothing=True)
+        finally:
+            turns.leave(last=not talks)
+        return talks
 
     def _until(self, kill_at: float) -> float | None:
         """Seconds to sleep. An old deadline is slept for too: calls of later ones need not wake us then."""
@@ -193,12 +225,14 @@ class ChildProcess:
         self._wakes_at = target
         return None if target == inf else max(0.0, target - now())
 
-    def _receive(self, spawned: Spawned, *, wait: bool = True) -> bool:
-        """Take what the child sent; False when there is nothing more."""
+    def _receive(self, spawned: Spawned, *, wait: bool = True, nothing: bool = False) -> bool:
+        """Take what the child sent; False at the end, and `nothing` where nothing is there."""
         try:
             frames = spawned.channel.frames(wait=wait)
-        except (EOFError, BlockingIOError):
+        except EOFError:
             return False
+        except BlockingIOError:
+            return nothing
         for frame in frames:
             self._take(frame)
         return True
@@ -239,6 +273,8 @@ class ChildProcess:
     def _lose(self, error: WorkerLostError) -> None:
         self.lost = error
         self._pending.fail_all(error)
+        if self._turns is not None:
+            self._turns.close()
         with self._lock:
             try:
                 if self._spawned is not None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import socket
 import struct
 import threading
+from array import array
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 _HEADER = struct.Struct("<IBB")  # bytes of the body, kind, file descriptors
 _CHUNK = 2**16
 _MOST_FDS = 64
+_FD = array("i")
+_ROOM_FOR_FDS = socket.CMSG_LEN(_MOST_FDS * _FD.itemsize)
 _CLOSE_ON_EXEC = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
 
 
@@ -77,10 +81,14 @@ class Channel:
         """
         flags = _CLOSE_ON_EXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
-            data, fds, _, _ = socket.recv_fds(self._socket, _CHUNK, _MOST_FDS, flags)
+            # Not recv_fds, nor send_fds below: in several versions of Python they ignore the flags.
+            data, beside, _, _ = self._socket.recvmsg(_CHUNK, _ROOM_FOR_FDS, flags)
         except ConnectionResetError as error:
             raise EOFError from error
-        self._fds.extend(fds)
+        for _, kind, numbers in beside:
+            if kind == socket.SCM_RIGHTS:
+                whole = len(numbers) // _FD.itemsize * _FD.itemsize
+                self._fds.extend(array("i", numbers[:whole]))
         if not data:
             raise EOFError
         self._received += data
@@ -96,6 +104,11 @@ class Channel:
         except OSError:  # it is closed already
             return
 
+    def cut(self) -> None:
+        """Receive no more than what is here already: whoever waits for more is told of the end."""
+        with suppress(OSError):  # it is closed already
+            self._socket.shutdown(socket.SHUT_RD)
+
     def close(self) -> None:
         """Close this end."""
         self._socket.close()
@@ -105,7 +118,8 @@ class Channel:
             data, fds = self._unsent.popleft()
             try:
                 if fds:
-                    sent = socket.send_fds(self._socket, [data], fds, socket.MSG_DONTWAIT)
+                    beside = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))]
+                    sent = self._socket.sendmsg([data], beside, socket.MSG_DONTWAIT)
                 else:
                     sent = self._socket.send(data, socket.MSG_DONTWAIT)
             except BlockingIOError:

@@ -71,6 +71,8 @@ class ServingHost:
         try:
             results, logits = self._runner.examine(self._reader.read(step))
         except Exception as error:  # other processes don't know all classes that mean that a device failed
+            if self._others is not None:
+                self._others.end_if_one_has()
             if self._ranks is not None:  # the others wait for its part of a sum
                 self._end_process(f"rank {self._ranks.shard.rank} failed: {type(error).__name__}: {error}")
             if isinstance(error, DeviceError) or not self._is_device_error(error, "run"):

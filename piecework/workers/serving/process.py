@@ -161,7 +161,7 @@ class ProcessRunner:
         try:
             step = self._writer.write(items, self.profile.enabled)
             body = encode(step._replace(examined=examined))
-            answer = child.call("step", body, timeout=self._deadlines.seconds(rows)).result()
+            answer = child.ask("step", body, timeout=self._deadlines.seconds(rows))
             result = decode(StepResult, answer)
         except BaseException:
             self._writer = self._new_writer()  # whatever the other end has understood

@@ -28,6 +28,7 @@ from piecework.workers.process.reap import close_all
 from piecework.workers.serving.steps import ServingOptions
 
 TARGET = "piecework.workers.serving.host:ServingHost"
+_CAUSE = 0.5  # seconds until the end of another rank is known, where a sum has told of it already
 _GRACE = 10.0  # seconds that rank 0 gets to fail at its start as another rank did, which says more
 _CLOSE_SECONDS = 3.0
 _EXIT_CODE = 1
@@ -109,6 +110,13 @@ class OtherRanks:
                 rank.call(method, body, timeout=self._timeout)
         except DeviceError as error:  # it has just ended
             self._end(str(error))
+
+    def end_if_one_has(self) -> None:
+        """Before rank 0 ends for a failure of its own: that of a sum is mostly the death of another rank.
+
+        Whoever attends to that rank knows why it died, and ends this process with those words.
+        """
+        self._closing.wait(_CAUSE)
 
     def shut_down(self) -> None:
         """Let them end, and wait for nobody."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -64,6 +64,7 @@ class Context:
         lost: why the last generation ended, None where none did.
         ranks: processes of the other ranks of a tensor-parallel group.
         running, waiting: its requests.
+        rings: limit and high-water mark of each resource that a step takes, by ring, see StepGraph.
         pending_tokens: those of prompts and answers that it has yet to compute, at most; None where
             requests are not spread over several workers.
     """
@@ -80,6 +81,7 @@ class Context:
     running: int = 0
     waiting: int = 0
     pending_tokens: int | None = None
+    rings: dict[str, dict[str, list[int]]] = field(default_factory=dict)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values, for JSON."""

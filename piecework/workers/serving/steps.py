@@ -15,6 +15,8 @@ from piecework.runner.sampler import SamplingState
 from piecework.sampling import SamplingParams
 from piecework.workers.serving.runner import Shape
 
+_NO_TOKENS = np.empty(0, np.int64)
+
 
 class Draw(NamedTuple):
     """A SamplingState: `params` is a place in the table of parameters that both ends keep.
@@ -156,9 +158,13 @@ class StepReader:
         ]
 
     def _state(self, draw: Draw) -> SamplingState:
-        prompt, output = (np.frombuffer(ids, np.int64) for ids in (draw.prompt, draw.output))
+        prompt, output = _tokens(draw.prompt), _tokens(draw.output)
         params = self._params[draw.params]
         return SamplingState(params, draw.seed, draw.place, prompt, output, draw.banned)  # type: ignore[arg-type]
+
+
+def _tokens(ids: bytes) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.frombuffer(ids, np.int64) if ids else _NO_TOKENS
 
 
 def _ints(pages: Sequence[int]) -> bytes:

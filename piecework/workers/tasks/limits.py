@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from piecework.errors import ConfigError, PieceworkError
-from piecework.units import parse_size
+from piecework.config.rings import RINGS, ring_limits
+from piecework.errors import PieceworkError
 
-RINGS = 4
-"""Limits are kept for this many depths of scopes; deeper ones share the last."""
+Setting = str | int | Sequence[str | int]
 KNOBS = {"heap": "--ring-heap", "task-window": "--ring-task-window", "dep-pool": "--ring-dep-pool"}
 """The resources (bytes of outputs, tasks, edges) and the settings that limit them."""
 
@@ -47,14 +46,12 @@ class Limits:
     timeout: float = 10.0
 
     @classmethod
-    def parse(
-        cls, heap: str | int, task_window: str | int, dep_pool: str | int, timeout: float = 10.0
-    ) -> Limits:
-        """Read limits as settings give them: one value, or four with commas (`1GiB,64M,8M,1M`)."""
+    def parse(cls, heap: Setting, task_window: Setting, dep_pool: Setting, timeout: float = 10.0) -> Limits:
+        """Read limits as settings give them, see `ring_limits`."""
         return cls(
-            _four("ring_heap", heap),
-            _four("ring_task_window", task_window),
-            _four("ring_dep_pool", dep_pool),
+            ring_limits("ring_heap", heap),
+            ring_limits("ring_task_window", task_window),
+            ring_limits("ring_dep_pool", dep_pool),
             timeout,
         )
 
@@ -85,14 +82,3 @@ class Rings:
         used = self.used[resource]
         used[ring] += amount
         self.high_water[resource][ring] = max(self.high_water[resource][ring], used[ring])
-
-
-def _four(field: str, value: str | int) -> tuple[int, ...]:
-    allowed = f"one positive number, or {RINGS} with commas between them, for the depths of scopes"
-    try:
-        found: Sequence[int] = [parse_size(part) for part in str(value).split(",")]
-    except ValueError as error:
-        raise ConfigError(field, value, f"{allowed} ({error})") from error
-    if len(found) not in (1, RINGS) or min(found) <= 0:
-        raise ConfigError(field, value, allowed)
-    return tuple(found) if len(found) == RINGS else tuple(found) * RINGS

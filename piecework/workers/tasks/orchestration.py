@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from piecework.config.rings import RINGS
 from piecework.profile import now
 from piecework.workers.endpoint import Region, Scalar
 from piecework.workers.tasks.arguments import Allocate, TaskArgs, Value
@@ -15,7 +16,7 @@ from piecework.workers.tasks.deferred import Deferred
 from piecework.workers.tasks.functions import Function
 from piecework.workers.tasks.graph import Access, Node, TaskGraph
 from piecework.workers.tasks.handles import Handle, check_host, check_size
-from piecework.workers.tasks.limits import RINGS, Rings
+from piecework.workers.tasks.limits import Rings
 from piecework.workers.tasks.members import Member
 from piecework.workers.tasks.plans import Recorder
 from piecework.workers.tasks.residents import resolve, settle
