@@ -18,6 +18,8 @@ from piecework.tokenizer.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+ParamsOfEach = SamplingParams | Sequence[SamplingParams] | None
+"""Of all prompts, of each one, or None for the model's own."""
 
 
 class LLM:
@@ -35,23 +37,24 @@ class LLM:
         self.service = make_service(EngineConfig.from_flat(settings))
 
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None, **changes: Any
+        self, prompts: Prompt | Sequence[Prompt], params: ParamsOfEach = None, **changes: Any
     ) -> list[Result]:
         """Complete each prompt (a text or a list of token ids) and return the results in order.
 
-        With n > 1 a prompt's samples follow each other. `params` default to the model's own; `changes`
-        are single fields of them. Raises RequestError where a prompt or a field can't be used; a request
-        that fails later has `finish_reason` "error" and says why in `error`.
+        With n > 1 a prompt's samples follow each other. `params` are for all prompts or, in a list, one for
+        each, and default to the model's own; `changes` are single fields of them all. Raises RequestError
+        where a prompt or a field can't be used; a request that fails later has `finish_reason` "error" and
+        says why in `error`.
         """
         return self._run([self._encode(p) for p in _as_list(prompts)], params, changes)
 
     def chat(
         self,
         conversations: Sequence[Message] | Sequence[Sequence[Message]],
-        params: SamplingParams | None = None,
+        params: ParamsOfEach = None,
         **changes: Any,
     ) -> list[Result]:
-        """Answer each conversation, a list of messages with `role` and `content`."""
+        """Answer each conversation, a list of messages with `role` and `content`; see `generate`."""
         single = bool(conversations) and isinstance(conversations[0], Mapping)
         many: Any = [conversations] if single else conversations
         tokenizer = self._tokenizer()
@@ -84,15 +87,29 @@ class LLM:
         self.close()
 
     def _run(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | None, changes: Mapping[str, Any]
+        self, prompts: Sequence[Sequence[int]], params: ParamsOfEach, changes: Mapping[str, Any]
     ) -> list[Result]:
-        chosen = self._params(params, changes)
-        results = [[Result(index=i) for i in range(chosen.n)] for _ in prompts]
-        for number, delta in run_requests(self.service, prompts, chosen):
+        each = self._params_of_each(len(prompts), params, changes)
+        results = [[Result(index=i) for i in range(own.n)] for own in each]
+        for number, delta in run_requests(self.service, prompts, each):
             results[number][delta.index].add(delta)
         return [sample for samples in results for sample in samples]
 
+    def _params_of_each(
+        self, prompts: int, params: ParamsOfEach, changes: Mapping[str, Any]
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [self._params(params, changes)] * prompts
+        if not isinstance(params, list | tuple):
+            raise _not_params(params, ", or a list of them")
+        if len(params) != prompts:
+            message = f"params has {len(params)} entries, and there are {prompts} prompts: one for each"
+            raise RequestError(message, param="params")
+        return [self._params(one, changes) for one in params]
+
     def _params(self, params: SamplingParams | None, changes: Mapping[str, Any]) -> SamplingParams:
+        if params is not None and not isinstance(params, SamplingParams):
+            raise _not_params(params)
         return (params or self.service.default_params).with_changes(**changes)
 
     def _encode(self, prompt: Prompt) -> Sequence[int]:
@@ -109,6 +126,10 @@ class LLM:
         if self.service.tokenizer is None:
             raise RequestError("this model has no tokenizer: give prompts as token ids", param="prompt")
         return self.service.tokenizer
+
+
+def _not_params(params: Any, more: str = "") -> RequestError:
+    return RequestError(f"params={params!r} is not allowed: SamplingParams{more}", param="params")
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

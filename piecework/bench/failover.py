@@ -12,6 +12,7 @@ from typing import Any
 
 from piecework.bench.offline import Job, check_fits, compare, random_job, run_together
 from piecework.bench.options import FailoverOptions
+from piecework.compilation import CompilationConfig
 from piecework.config import EngineConfig
 from piecework.engine.result import Result
 from piecework.engine.service import Service
@@ -57,6 +58,7 @@ def _case(
     step = _prefill_steps(config, options.input_len, batch) + options.fail_at
     fault = f"point=run,device=0,step={step},kind={options.kind}"
     changed = {**settings, "standby": standby, "inject_fault": fault}
+    changed["compilation_config"] = _few_captures(config, batch)
     with closing(Service(EngineConfig.from_flat(changed))) as service:
         check_fits(service, options.input_len, options.output_len)
         _wait_for_standby(service)
@@ -91,6 +93,26 @@ def _case(
             "outputs_compared": check.compared,
             "first_difference": check.first_difference,
         }
+
+
+def _few_captures(config: EngineConfig, batch: int) -> CompilationConfig:
+    """The settings with the captures that the batch needs, where `sim` is the first device.
+
+    All of its default sizes take it minutes, and the device that fails is not the one that is timed.
+    """
+    settings = config.compilation_config
+    asked = (
+        settings.decode_capture_sizes,
+        settings.prefill_capture_sizes,
+        settings.max_decode_capture_size,
+        settings.max_prefill_capture_size,
+        settings.max_capture_size,
+    )
+    is_sim = config.device.first.partition(":")[0] == "sim"
+    if not is_sim or settings.strict or any(sizes is not None for sizes in asked):
+        return settings
+    decode = min(batch, config.scheduler.max_num_seqs)
+    return settings.with_changes(decode_capture_sizes=[decode], prefill_capture_sizes=[1])
 
 
 def _prefill_steps(config: EngineConfig, input_len: int, batch: int) -> int:

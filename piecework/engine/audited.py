@@ -62,7 +62,11 @@ class AuditedRunner:
             if any(result.error is not None for result in results):
                 self._doubt(items, results)
             return results, None
-        results, logits = self._runner.examine(items)
+        try:
+            results, logits = self._runner.examine(items)
+        except BaseException:
+            self._audit.again()  # nothing was looked at, so the next step is due
+            raise
         assert logits is not None, "something was drawn"
         with self.profile.time("audit"):
             expected = self._expected(drawing)

@@ -10,6 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from piecework.engine.gaps import Pauses
 from piecework.engine.health import describe
 from piecework.engine.loader import Loader
 from piecework.engine.observer import Observer
+from piecework.engine.orders import Order, carry_out
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
@@ -31,7 +33,6 @@ from piecework.engine.streams import stream_deltas
 from piecework.errors import (
     ConfigError,
     EngineDeadError,
-    PieceworkError,
     QueueFullError,
     RequestError,
     WorkerLostError,
@@ -90,34 +91,37 @@ class Service:
         self._losses: deque[str] = deque(maxlen=_LOSSES_SHOWN)
         load = Loader(self._wake, self._processes.append, worker)
         self._runners = Runners(config, self.profile, load)
-        loaded = self._runners.loaded
-        if depth and isinstance(loaded.runner, Runner):
-            from piecework.explain.layers import show_layers
+        with ExitStack() as failed:
+            failed.callback(self._let_go)
+            loaded = self._runners.loaded
+            if depth and isinstance(loaded.runner, Runner):
+                from piecework.explain.layers import show_layers
 
-            show_layers(loaded.runner.programs, depth)
-        self.model_config: ModelConfig = loaded.model_config
-        self.tokenizer: Tokenizer | None = loaded.tokenizer
-        self.model_name: str = config.load.served_model_name or config.load.model
-        self.default_params: SamplingParams = loaded.default_params
-        self.observers: list[Observer] = []
-        self._use(loaded)
-        self._audit = make_audit(config)
-        self._graph = StepGraph.of(config, self.model_config, self.dtype)
-        self._engine = Engine(self._audited(loaded), config, self._successor, self._graph)
-        self._engine.on_finish = self._observe
-        self._seeds = random.Random(config.load.seed)
-        self._arrivals: list[Request] = []
-        self._aborts: set[str] = set()  # of open requests only
-        self._orders: list[tuple[Callable[[], Any], Future[Any]]] = []
-        self._open: set[str] = set()
-        self._closing = False
-        self._draining = False
-        self._dead: str | None = None
-        self._stats = self._engine.stats()
-        loaded.runner.device.release_threads()
-        self._runners.settle()
-        self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
-        self._thread.start()
+                show_layers(loaded.runner.programs, depth)
+            self.model_config: ModelConfig = loaded.model_config
+            self.tokenizer: Tokenizer | None = loaded.tokenizer
+            self.model_name: str = config.load.served_model_name or config.load.model
+            self.default_params: SamplingParams = loaded.default_params
+            self.observers: list[Observer] = []
+            self._use(loaded)
+            self._audit = make_audit(config)
+            self._graph = StepGraph.of(config, self.model_config, self.dtype)
+            self._engine = Engine(self._audited(loaded), config, self._successor, self._graph)
+            self._engine.on_finish = self._observe
+            self._seeds = random.Random(config.load.seed)
+            self._arrivals: list[Request] = []
+            self._aborts: set[str] = set()  # of open requests only
+            self._orders: list[Order] = []
+            self._open: set[str] = set()
+            self._closing = False
+            self._draining = False
+            self._dead: str | None = None
+            self._stats = self._engine.stats()
+            loaded.runner.device.release_threads()
+            self._runners.settle()
+            self._thread = threading.Thread(target=self._run, name="piecework-engine", daemon=True)
+            self._thread.start()
+            failed.pop_all()
 
     @property
     def device_name(self) -> str:
@@ -328,8 +332,11 @@ class Service:
         for process in self._processes:  # which ends a step that hangs there, and so the thread
             process.close()
         self._thread.join()
+        self._let_go()
+
+    def _let_go(self) -> None:
         self._runners.close()
-        for process in self._processes:  # one that was started meanwhile
+        for process in self._processes:  # also one that was started meanwhile
             process.close()
 
     def _room(self) -> int:
@@ -450,20 +457,7 @@ class Service:
             self._stats = self._engine.stats()
         for request_id in aborts:
             self._engine.abort(request_id)
-        for what, done in orders:
-            self._carry_out(what, done)
-
-    def _carry_out(self, what: Callable[[], Any], done: Future[Any]) -> None:
-        if self._dead is not None or self._closing:
-            done.set_exception(EngineDeadError(self._dead or "it is shutting down"))
-            return
-        try:
-            done.set_result(what())
-        except Exception as error:
-            if not isinstance(error, RequestError):
-                unexpected = not isinstance(error, PieceworkError)
-                log.warning("what was asked for between two steps failed: %s", error, exc_info=unexpected)
-            done.set_exception(error)
+        carry_out(orders, self._dead or ("it is shutting down" if self._closing else None))
 
     def _move(self, device: str) -> None:
         if (loaded := self._runners.move_to(device)) is not None:

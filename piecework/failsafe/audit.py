@@ -80,7 +80,7 @@ class Audit:
             return True
 
     def again(self) -> None:
-        """Audit another device from its first run on."""
+        """Audit the next run: the first one of another device, or one after a run that failed."""
         with self._lock:
             self._since = self.policy.every - 1
 

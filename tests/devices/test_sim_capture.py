@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from rss import run_measured
 from torch import nn
 
 from piecework.devices import make_device
@@ -276,3 +277,22 @@ def test_sim_by_name():
     assert make_device("sim").lengths == "device" and make_device("sim:host").lengths == "host"
     assert make_device("sim").graph_modes("decode") == ("full", "piecewise", "eager")
     assert make_device("sim").graph_modes("prefill") == ("piecewise", "eager")
+
+
+def test_captures_leave_no_holes_in_the_hosts_memory():
+    """Each operation's results are in host memory first, between records that stay."""
+    before = """
+        import torch
+        from piecework.devices.sim import SimDevice
+        sim = SimDevice(capacity=2**28)
+        pool = sim.new_pool()
+        x, w = sim.place(torch.ones(2048, 64)), sim.place(torch.ones(64, 2048))
+        def work():
+            y = x
+            for _ in range(4):
+                y = (y @ w).relu()[:, :64].contiguous() + 1
+            return y
+        kept = [sim.capture(work, pool)]
+        """
+    grown = run_measured(before, "kept += [sim.capture(work, pool) for _ in range(8)]")
+    assert grown < 200 * 2**20  # a gigabyte, where the holes stay; a capture's own results take 20 MiB

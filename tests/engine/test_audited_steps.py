@@ -136,6 +136,15 @@ def test_it_audits_what_a_failover_has_moved_to(make_service, clean):
     assert stages == [("sim", "sim:host", "run"), ("sim:host", "cpu", "audit")]
 
 
+def test_a_step_that_fails_leaves_its_audit_to_the_next(make_service, clean):
+    settings = {**SMALL, "audit_every": 1000}  # only the first step is due
+    service = make_service(device="sim", inject_fault="point=run,device=0,step=0", **settings)
+    with pytest.raises(AssertionError, match="planned fault at step 0"):
+        collect(service, [[5, 6, 7]])
+    assert collect(service) == clean
+    assert service.audit().good == 1
+
+
 @pytest.mark.slow
 def test_a_reference_that_fails_ends_the_audit_and_nothing_else(make_service, clean, caplog, monkeypatch):
     service = make_service(device="sim", **SMALL)

@@ -6,6 +6,7 @@ import pytest
 
 from piecework import LLM
 from piecework.errors import ModelError, RequestError
+from piecework.sampling import SamplingParams
 from piecework.tokenizer.detokenize import Detokenizer
 
 
@@ -30,6 +31,34 @@ def test_texts_and_ids_alone_and_in_lists(llm):
     one, two = (llm.chat(m, max_tokens=2, temperature=0)[0].token_ids for m in (messages, [messages]))
     assert one == two
     assert [d.index for d in llm.stream("the", max_tokens=2, ignore_eos=True)] == [0, 0]
+
+
+def test_params_of_each_prompt(llm):
+    two = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (2, 5)]
+    found = llm.generate(["the inner", "the"], two)
+    alone = [llm.generate(p, own)[0] for p, own in zip(["the inner", "the"], two, strict=True)]
+    assert [len(one.token_ids) for one in found] == [2, 5]
+    assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+    assert [one.index for one in llm.generate(["the", "a"], two, n=2)] == [0, 1, 0, 1]  # `changes` are of all
+    messages = [{"role": "user", "content": "hello"}]
+    assert [len(one.token_ids) for one in llm.chat([messages, messages], two)] == [2, 5]
+    assert llm.generate([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("params", "allowed"),
+    [
+        ([SamplingParams()], "params has 1 entries, and there are 2 prompts"),
+        ([SamplingParams(), {"n": 1}], "params={'n': 1} is not allowed: SamplingParams"),
+        ({"n": 1}, "params={'n': 1} is not allowed: SamplingParams, or a list of them"),
+    ],
+)
+def test_what_are_no_params_is_refused_by_name(llm, params, allowed):
+    with pytest.raises(RequestError) as error:
+        llm.generate(["a", "b"], params)
+    assert allowed in str(error.value) and error.value.param == "params"
+    with pytest.raises(RequestError, match=r"is not allowed: SamplingParams$"):
+        next(llm.stream("a", [SamplingParams()]))
 
 
 def test_a_request_whose_text_cannot_be_made_ends_with_the_reason(llm, monkeypatch):

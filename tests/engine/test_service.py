@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 
 import pytest
@@ -333,3 +334,18 @@ def test_the_model_runs_without_gradients(make_service):
     service = make_service()
     assert not any(p.requires_grad for p in service._engine._runner.programs.model.parameters())
     assert torch.is_grad_enabled()
+
+
+def test_a_start_that_fails_late_leaves_no_process(make_service, monkeypatch):
+    pids = []
+
+    def fail(runner, *arguments):
+        pids.append(runner.context().pid)
+        os.kill(pids[0], 0)  # it is there
+        raise MemoryError("planned failure")
+
+    monkeypatch.setattr("piecework.engine.service.Engine", fail)
+    with pytest.raises(MemoryError, match="planned failure"):
+        make_service(workers="process", num_pages=40)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)

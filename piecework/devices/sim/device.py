@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from piecework.devices.base import Device, Launchable
 from piecework.devices.captured import CapturedGraph
-from piecework.devices.memory import available_host_memory
+from piecework.devices.memory import available_host_memory, give_back_freed
 from piecework.devices.sim.faults import Fault, Faults
 from piecework.devices.sim.graph import SimGraph
 from piecework.devices.sim.memory import Pool, SimMemory
@@ -129,6 +129,7 @@ class SimDevice(Device):
             self.memory, recorder.launches, recorder.free_at_start, overhead, self._graph_released
         )
         self.graphs += 1
+        give_back_freed()  # each operation had its results in host memory first, between records that stay
         return graph, result
 
     def _graph_released(self) -> None:
