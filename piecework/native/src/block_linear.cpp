@@ -10,11 +10,12 @@ namespace piecework {
 
 namespace {
 
-constexpr int ROWS = 4;             // of x at a time
-constexpr int MANY = VNNI ? 8 : 4;  // where there are enough, and registers for them: weights are unpacked less often
-constexpr int64_t TILE = 16;        // groups of weights that a thread takes
-constexpr int STREAMS = 4;          // of them that are read at once
-constexpr int64_t SMALL = 1 << 16;  // products, below which other threads aren't woken
+constexpr int ROWS = 4;                        // of x at a time
+constexpr int MANY = VNNI ? 8 : 4;             // where there are registers for them: weights are unpacked less often
+constexpr int64_t TILE = 16;                   // groups of weights that a thread takes
+constexpr int STREAMS = VNNI ? 1 : 4;          // of them that are read at once
+constexpr int64_t AHEAD = VNNI ? 1 << 14 : 0;  // bytes from what is read to what is asked for
+constexpr int64_t SMALL = 1 << 16;             // products, below which other threads aren't woken
 
 // Rows of x as int8, and for each block of 32 channels its scale, its scaled sum, and the sums of both of its
 // halves, 16 bits each. ABREAST rows lie side by side in all of them.
@@ -53,7 +54,8 @@ void quantise_row(const T* x, const Quantised& to) {
 }
 
 // y [STREAMS][ROWS_][8] of groups of weights that lie `apart` bytes from one another, for rows of x from m on: a
-// processor fetches a few streams of memory faster than one. Not inlined, so that it is compiled once for all types.
+// processor that has little else to do fetches a few streams of memory faster than one; one that computes faster than
+// memory comes is better off to ask ahead. Not inlined, so that it is compiled once for all types.
 template <typename K, int ROWS_, int STREAMS>
 __attribute__((noinline)) void group_rows(K, const uint8_t* w, int64_t apart, Quantised x, float* y) {
   constexpr Layout layout = K::layout;
@@ -63,6 +65,8 @@ __attribute__((noinline)) void group_rows(K, const uint8_t* w, int64_t apart, Qu
   for (int64_t b = 0; b < x.blocks; ++b) {
     for (int s = 0; s < STREAMS; ++s) {
       const uint8_t* block = w + s * apart;
+      if constexpr (AHEAD > 0)
+        for (int i = 0; i < layout.bytes() / layout.parts; i += 64) __builtin_prefetch(block + AHEAD + i, 0, 2);
       const uint8_t* part = block + layout.head() + b % layout.parts * layout.part();
       Lanes scale = lanes_of(block);
       Integers products[ROWS_];
