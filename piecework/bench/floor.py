@@ -35,6 +35,7 @@ class ReadFloor:
         self._total = torch.zeros(1, dtype=torch.int64)
         self._scale = nbytes / self._buffer.nbytes
         self._device = CpuDevice()
+        self._device.release_threads()  # which filled the buffer: see `read`
 
     def read(self) -> float:
         """Return the seconds that one read of all bytes takes."""
