@@ -216,7 +216,7 @@ inline void products_small(const uint8_t* w, const int8_t* x, Integers* sums) {
 
 template <int ROWS>
 inline void products_8bit(const uint8_t* w, const int8_t* x, const int32_t*, Integers* sums) {
-  products_small<8, ROWS>(w, x, x_stride, sums);
+  products_small<8, ROWS>(w, x, sums);
 }
 
 template <int ROWS>
