@@ -30,9 +30,9 @@ def run(arguments: Sequence[str]) -> int:
     config = config_from_args(EngineConfig, args, **given)
     findings = check_environment(config.load.cache_dir)
     figures: dict[str, object] = {}
-    missing = devices(config) if find_spec("torch") is not None else []
-    findings += missing
-    if any(finding.level == "problem" for finding in missing):
+    about_devices = devices(config) if find_spec("torch") is not None else []
+    findings += about_devices
+    if any(finding.level == "problem" for finding in about_devices):
         return _print(findings, figures, args.json)
     if given or hasattr(args, "model"):
         if find_spec("torch") is None:

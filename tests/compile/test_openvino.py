@@ -17,6 +17,7 @@ from two_threads import two_threads as two_threads
 
 from piecework import ops
 from piecework.compile.base import CompileError, NotForCompilerError
+from piecework.compile.openvino import settings
 from piecework.compile.openvino.compiler import OpenVinoCompiler
 from piecework.compile.openvino.convert import CONVERTERS
 from piecework.compile.openvino.settings import Layout
@@ -174,6 +175,22 @@ def test_what_a_device_says_of_a_failure_is_kept(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(openvino.InferRequest, "infer", fail)
     with pytest.raises(DeviceError, match="device openvino:CPU failed at run: the device is lost"):
         piece([torch.ones(3, HIDDEN), weight])
+
+
+@pytest.mark.parametrize(
+    ("results", "expected"),
+    [
+        ((torch.bfloat16,), "bf16"),
+        ((torch.bfloat16, torch.int8), "bf16"),
+        ((torch.bfloat16, torch.float32), "f32"),
+    ],
+)
+def test_a_piece_with_a_result_in_float32_is_computed_in_it(
+    results: tuple[torch.dtype, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "capabilities", lambda target: {"FP32", "BF16"})
+    graph = piece_of(lambda x: tuple(x.to(dtype) for dtype in results), [torch.ones(5, HIDDEN)])
+    assert settings.properties(graph, context())["INFERENCE_PRECISION_HINT"] == expected
 
 
 def test_hints_reach_the_model() -> None:

@@ -1,10 +1,8 @@
 // linear_blocks: weights in blocks of 8 rows against activations that are quantised here.
-#include <omp.h>
-
 #include <algorithm>
-#include <vector>
 
 #include "block_dot.h"
+#include "rows.h"
 
 namespace piecework {
 
@@ -65,9 +63,9 @@ __attribute__((noinline)) void group_rows(K, const uint8_t* w, int64_t apart, Qu
   for (int64_t b = 0; b < x.blocks; ++b) {
     for (int s = 0; s < STREAMS; ++s) {
       const uint8_t* block = w + s * apart;
-      if constexpr (AHEAD > 0)
-        for (int i = 0; i < layout.bytes() / layout.parts; i += 64) __builtin_prefetch(block + AHEAD + i, 0, 2);
       const uint8_t* part = block + layout.head() + b % layout.parts * layout.part();
+      if constexpr (AHEAD > 0)
+        for (int i = 0; i < layout.bytes() / layout.parts; i += 64) __builtin_prefetch(part + AHEAD + i, 0, 2);
       Lanes scale = lanes_of(block);
       Integers products[ROWS_];
       if constexpr (layout.bits == 8)
@@ -143,7 +141,7 @@ void run_kind(K kind, const BlockLinearCall& call, const Quantised& x) {
   for (int64_t t = 0; t < tiles; ++t) {
     int64_t g = t * TILE;
     const int64_t to = std::min(groups, g + TILE);
-    if (call.rows < MANY || MANY == ROWS) {
+    if constexpr (STREAMS > 1) {
       const int64_t apart = (to - g) / STREAMS;
       for (const int64_t end = g + apart; g < end; ++g) all_rows<T, STREAMS>(kind, call, x, g, apart);
       g += apart * (STREAMS - 1);
@@ -154,14 +152,10 @@ void run_kind(K kind, const BlockLinearCall& call, const Quantised& x) {
 
 template <typename T>
 void run(const BlockLinearCall& call) {
-  thread_local std::vector<int8_t> values_of_caller;
-  thread_local std::vector<float> scales_of_caller;
-  thread_local std::vector<int32_t> halves_of_caller;
   const int64_t blocks = call.inputs / BLOCK, all = (call.rows + ABREAST - 1) / ABREAST * ABREAST * blocks;
-  if (values_of_caller.size() < size_t(all * BLOCK)) values_of_caller.resize(all * BLOCK);
-  if (halves_of_caller.size() < size_t(all)) halves_of_caller.resize(all), scales_of_caller.resize(2 * all);
-  float* scales = scales_of_caller.data();
-  const Quantised x{values_of_caller.data(), scales, scales + all, halves_of_caller.data(), blocks};
+  float* scales = thread_memory<float, SCALES>(2 * all);
+  const Quantised x{thread_memory<int8_t, INPUTS>(all * BLOCK), scales, scales + all,
+                    thread_memory<int32_t, SHIFTS>(all), blocks};
 #pragma omp parallel for schedule(static) if (call.rows * call.inputs > SMALL / 4)
   for (int64_t m = 0; m < call.rows; ++m) quantise_row(static_cast<const T*>(call.x) + m * call.x_stride, x.at(m));
   with_kind(call.kind, [&](auto kind) { run_kind<T>(kind, call, x); });
@@ -171,11 +165,5 @@ void run(const BlockLinearCall& call) {
 }  // namespace piecework
 
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall* call) {
-  using namespace piecework;
-  if (call->type == BFLOAT16)
-    run<bf16>(*call);
-  else if (call->type == FLOAT16)
-    run<f16>(*call);
-  else
-    run<float>(*call);
+  piecework::with_type(call->type, [=](auto t) { piecework::run<decltype(t)>(*call); });
 }

@@ -95,12 +95,6 @@ inline void panel_rest(int64_t rows, const int16_t* x, int64_t x_stride, const i
     panel_rest<M - 1>(rows, x, x_stride, panel, depth, add, sums);
 }
 
-// Memory of the calling thread for a panel, and for the sums of all rows with it.
-struct PanelMemory {
-  std::vector<int16_t> panel;
-  std::vector<int32_t> sums;
-};
-
 // Calls finish(row, first column, columns, sums) for each row and panel of x w^T, as `tiles` does for its tiles.
 // x: rows packed as int16, `stride` apart, with zeros from k on up to a multiple of 16.
 template <typename Finish>
@@ -108,12 +102,8 @@ inline void panels(const int16_t* x, int64_t stride, int64_t rows, const int8_t*
                    Finish finish) {
   const int64_t count = (n + PANEL - 1) / PANEL;
   const auto share = [&](int64_t from, int64_t to) {
-    thread_local PanelMemory memory;
-    const size_t deepest = size_t(std::min(k, PANEL_DEPTH) + 15) / 16 * 16;
-    memory.panel.resize(std::max(memory.panel.size(), deepest * PANEL));
-    memory.sums.resize(std::max(memory.sums.size(), size_t(rows * PANEL)));
-    int16_t* panel = memory.panel.data();
-    int32_t* sums = memory.sums.data();
+    int16_t* panel = thread_memory<int16_t, PANELS>((std::min(k, PANEL_DEPTH) + 15) / 16 * 16 * PANEL);
+    int32_t* sums = thread_memory<int32_t, SUMS>(rows * PANEL);
     for (int64_t first = from * PANEL; first < to * PANEL; first += PANEL) {
       const int columns = int(std::min<int64_t>(PANEL, n - first));
       for (int64_t start = 0; start == 0 || start < k; start += PANEL_DEPTH) {

@@ -1,5 +1,5 @@
 // Products of rows, y[m][n] = x[m] . w[n], both read along K as they lie in memory, for vectors of sixteen lanes:
-// it takes their many registers, and their wide products, to make up for the transposition. Others use dots.h.
+// it takes their many registers, and their wide products, to make up for the transposition. Others use dots.h and tiles.h.
 //
 // LANES rows of w are a panel. Blocks of it are transposed on their way to the registers, so that each lane has a
 // column of its own: nothing is added across lanes, and a value is summed in the order of K however many rows and
@@ -88,7 +88,8 @@ struct Product {
   Panel<P, WHOLE> panel(int64_t first) const {
     return {w + first * w_stride, w_stride, int(std::min<int64_t>(LANES, columns - first)) - 1};
   }
-  // The N panels after those from column `first` on.
+
+  // The n panels after those from column `first` on.
   Ahead after(int64_t first, int n) const {
     const auto at = [&](int64_t column) {
       return reinterpret_cast<const char*>(w + std::min(column, columns) * w_stride);
@@ -97,6 +98,7 @@ struct Product {
     const int64_t steps = (rows + DOWN - 1) / DOWN * std::max<int64_t>(1, depth / P::PER);
     return {from, end, int((end - from) / 64 / steps + 1)};
   }
+
   const typename P::X* row(int64_t m) const { return x + std::min(m, rows - 1) * x_stride; }
 };
 
@@ -214,7 +216,7 @@ void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
   auto* packed = thread_memory<typename P::Part, PANELS>(N * apart);
   Sum* sums = thread_memory<Sum, SUMS>((at_once ? DOWN : (chunk + DOWN - 1) / DOWN * DOWN) * N);
   const int64_t count = std::min<int64_t>(N * LANES, p.columns - first);
-  Ahead ahead = p.after(first, N);
+  Ahead ahead = at_once ? p.after(first, N) : Ahead{};  // deep panels would push each other out of the cache
   for (int64_t top = 0; top < p.rows; top += chunk)
     for (int64_t k = 0; k == 0 || k < p.depth; k += MOST) {
       const int64_t channels = std::min(MOST, p.depth - k), words = (channels + P::PER - 1) / P::PER;

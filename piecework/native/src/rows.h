@@ -31,7 +31,7 @@ inline void for_rows(int64_t rows, int64_t cost, F f) {
 }
 
 // The calling thread's memory for one of its uses, which grows to the largest call and stays.
-enum Use { PANELS, SUMS, INPUTS, SHIFTS, BIAS };
+enum Use { PANELS, SUMS, INPUTS, SCALES, SHIFTS, BIAS, ROW };
 
 template <typename T, Use>
 T* thread_memory(int64_t size) {
@@ -44,11 +44,9 @@ T* thread_memory(int64_t size) {
 constexpr int64_t STRIDE = 4 * LANES;
 
 inline float* scratch_row(int64_t size) {
-  thread_local std::vector<float> memory;
-  const size_t whole = size_t((size + STRIDE - 1) / STRIDE * STRIDE);
-  if (memory.size() < whole) memory.resize(whole);
-  float* row = memory.data();
-  for (size_t i = size_t(size); i < whole; ++i) row[i] = 0;
+  const int64_t whole = (size + STRIDE - 1) / STRIDE * STRIDE;
+  float* row = thread_memory<float, ROW>(whole);
+  for (int64_t i = size; i < whole; ++i) row[i] = 0;
   return row;
 }
 

@@ -17,48 +17,54 @@ inline ints spread_word(const void* from) {
 // Channel i of four signed bytes.
 inline ints byte_of(ints word, int i) { return word << (24 - 8 * i) >> 24; }
 
-// Floats with weights that are floats, or become so as they are read.
-template <typename W>
-struct FloatWords {
-  using Weight = W;
+// Sums of floats, one channel for each part of a word.
+struct FloatSums {
   using X = float;
   using Sum = floats;
   using Part = floats;
-  static constexpr int PER = 1, PARTS = 1;
   static constexpr bool PADDED = false;
-  static ints words(const W* w) { return (ints)load(w); }
-  static void widen(ints word, Part* to) { to[0] = (floats)word; }
-  static Part spread(const float* x, int) { return splat(*x); }
+  static Part spread(const float* x, int part) { return splat(x[part]); }
   static Sum add(Sum sum, Part w, Part x) { return sum + w * x; }
 };
 
-struct BrainWords {
-  using Weight = bf16;
-  using Sum = floats;
-  static constexpr int PER = 2;
-  static constexpr bool PADDED = false;
-  static ints words(const bf16* w) { return load_raw<ints>(w); }
 #if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
-  // Pairs are multiplied exactly and added up in float32 by the hardware.
+// Pairs of bfloat16, multiplied exactly and added up in float32 by the hardware.
+struct BrainSums {
   using X = bf16;
+  using Sum = floats;
   using Part = ints;
-  static constexpr int PARTS = 1;
-  static void widen(ints word, Part* to) { to[0] = word; }
-  static Part spread(const bf16* x, int) { return spread_word(x); }
+  static constexpr bool PADDED = false;
+  static Part spread(const bf16* x, int part) { return spread_word(x + 2 * part); }
   static Sum add(Sum sum, Part w, Part x) {
     return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
   }
+};
+#endif
+
+// Floats with weights that are floats, or become so as they are read.
+template <typename W>
+struct FloatWords : FloatSums {
+  using Weight = W;
+  static constexpr int PER = 1, PARTS = 1;
+  static ints words(const W* w) { return (ints)load(w); }
+  static void widen(ints word, Part* to) { to[0] = (floats)word; }
+};
+
+#if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
+struct BrainWords : BrainSums {
+  static constexpr int PARTS = 1;
+  static void widen(ints word, Part* to) { to[0] = word; }
 #else
-  using X = float;
-  using Part = floats;
+struct BrainWords : FloatSums {
   static constexpr int PARTS = 2;
   static void widen(ints word, Part* to) {
     to[0] = (floats)(word << 16);
     to[1] = (floats)(word & int32_t(0xffff0000));
   }
-  static Part spread(const float* x, int part) { return splat(x[part]); }
-  static Sum add(Sum sum, Part w, Part x) { return sum + w * x; }
 #endif
+  using Weight = bf16;
+  static constexpr int PER = 2;
+  static ints words(const bf16* w) { return load_raw<ints>(w); }
 };
 
 // Exact sums of int8 inputs. VNNI multiplies unsigned by signed bytes: weights count from -128, which adds 128 times
@@ -84,37 +90,33 @@ struct ByteWords {
   }
 };
 
-// Inputs of type T with int8 weights as the numbers that they are.
-template <typename T>
-struct MixedWords {
+// Int8 weights as the numbers that they are.
+struct PlainBytes {
   using Weight = int8_t;
-  using X = float;
-  using Sum = floats;
-  using Part = floats;
-  static constexpr int PER = 4, PARTS = 4;
-  static constexpr bool PADDED = false;
+  static constexpr int PER = 4;
   static ints words(const int8_t* w) { return load_raw<ints>(w); }
+};
+
+// These with inputs of type T.
+template <typename T>
+struct MixedWords : PlainBytes, FloatSums {
+  static constexpr int PARTS = 4;
   static void widen(ints word, Part* to) {
     for (int i = 0; i < 4; ++i) to[i] = __builtin_convertvector(byte_of(word, i), floats);
   }
-  static Part spread(const float* x, int part) { return splat(x[part]); }
-  static Sum add(Sum sum, Part w, Part x) { return sum + w * x; }
 };
 
 #if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
 template <>
-struct MixedWords<bf16> : BrainWords {  // int8 are exact in bfloat16
-  using Weight = int8_t;
-  static constexpr int PER = 4, PARTS = 2;
-  static ints words(const int8_t* w) { return load_raw<ints>(w); }
-  static void widen(ints word, Part* to) {
+struct MixedWords<bf16> : PlainBytes, BrainSums {
+  static constexpr int PARTS = 2;
+  static void widen(ints word, Part* to) {  // exactly
     for (int i = 0; i < 2; ++i) {
       const ints first = (ints)__builtin_convertvector(byte_of(word, 2 * i), floats);
       const ints second = (ints)__builtin_convertvector(byte_of(word, 2 * i + 1), floats);
       to[i] = (ints)((uints)first >> 16) | second;
     }
   }
-  static Part spread(const bf16* x, int part) { return spread_word(x + 2 * part); }
 };
 #endif
 

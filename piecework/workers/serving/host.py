@@ -72,7 +72,7 @@ class ServingHost:
             results, logits = self._runner.examine(self._reader.read(step))
         except Exception as error:  # other processes don't know all classes that mean that a device failed
             if self._others is not None:
-                self._others.end_if_one_has()
+                self._others.wait_for_cause()
             if self._ranks is not None:  # the others wait for its part of a sum
                 self._end_process(f"rank {self._ranks.shard.rank} failed: {type(error).__name__}: {error}")
             if isinstance(error, DeviceError) or not self._is_device_error(error, "run"):

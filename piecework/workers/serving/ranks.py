@@ -111,7 +111,7 @@ class OtherRanks:
         except DeviceError as error:  # it has just ended
             self._end(str(error))
 
-    def end_if_one_has(self) -> None:
+    def wait_for_cause(self) -> None:
         """Before rank 0 ends for a failure of its own: that of a sum is mostly the death of another rank.
 
         Whoever attends to that rank knows why it died, and ends this process with those words.
