@@ -88,7 +88,7 @@ void join(const AttentionCall& call, const Plan& plan, const Split& split) {
       top = std::max(top, plan.partials[plan.tiles[split.first + i].partial + r]);
     for (int i = 0; i < split.count; ++i) {
       const float* part = &plan.partials[plan.tiles[split.first + i].partial];
-      shares[i] = part[r] == NEVER ? 0 : std::exp(part[r] - top);
+      shares[i] = part[r] == NEVER ? 0 : std::exp2(part[r] - top);
       total += shares[i] * part[rows + r];
     }
     T* out = output_row<T>(call, tile, r);
@@ -117,7 +117,7 @@ void attend(const AttentionCall& call) {
       else
         std::fill_n(static_cast<T*>(call.out) + t * call.out_stride, call.heads * call.head_dim, T{});
     }
-    thread_local AttentionScratch scratch;
+    thread_local AttentionScratch<PackOf<T, C>> scratch;
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < tiles; ++i) {
       const AttentionTile& tile = plan.tiles[i];

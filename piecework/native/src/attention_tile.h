@@ -9,38 +9,65 @@
 
 #include "attention.h"
 #include "attention_cache.h"
+#include "attention_pack.h"
 #include "matrix.h"
 #include "rows.h"
-#include "transpose.h"
 
 namespace piecework {
 
-constexpr int KEYS = 64;           // of a block
-constexpr int FEW_ROWS = 8;        // up to so many read keys and values as they lie
+constexpr int FEW_ROWS = 8;  // up to so many read keys and values as they lie
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
-
-inline int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
 // Whether keys and values are read where they are: for few rows of a head, of whole vectors.
 inline bool reads_as_they_lie(int rows, int dim) { return rows <= FEW_ROWS && dim == padded(dim); }
 
-// What a thread works in; it grows to the largest tile and stays.
+// What a row has seen so far: its highest score times log2(e), and its weights' sum, to be added across.
+struct Seen {
+  float top;
+  floats total;
+};
+
+// What a thread works in; it grows to the largest tile and stays. What is multiplied is packed as P says; with
+// floats, weights take the place of their scores.
+template <typename P>
 struct AttentionScratch {
-  std::vector<float> q, scores, sums, keys, values, top, total, key_scales, value_scales;
-  std::vector<const float*> key_rows, value_rows;
+  static constexpr bool FLOATS = std::is_same_v<typename P::X, float>;
+  std::vector<float> q, scores, sums, key_scales, value_scales;
+  std::vector<typename P::X> packed_q, packed_weights;
+  std::vector<typename P::Word> keys, values;
+  std::vector<const typename P::Word*> key_rows, value_rows;
+  std::vector<Seen> seen;
 
   void fit(int rows, int heads, int width) {
+    const int words = words_of<P>(width);
     grow(q, rows * width);
     grow(scores, rows * KEYS);
     grow(sums, rows * width);
-    grow(keys, width * KEYS);
-    grow(values, KEYS * width);
-    grow(top, rows);
-    grow(total, rows);
+    if (!FLOATS) grow(packed_q, rows * words * P::PER);
+    if (!FLOATS) grow(packed_weights, rows * KEYS);
+    grow(keys, words * KEYS);
+    grow(values, KEYS / P::PER * width);
+    grow(seen, rows);
     grow(key_scales, heads * KEYS);
     grow(value_scales, heads * KEYS);
-    grow(key_rows, width);
-    grow(value_rows, KEYS);
+    key_rows.resize(words);
+    for (int i = 0; i < words; ++i) key_rows[i] = &keys[i * KEYS];
+    value_rows.resize(KEYS / P::PER);
+    for (int i = 0; i < KEYS / P::PER; ++i) value_rows[i] = &values[i * width];
+  }
+
+  typename P::X* queries() {
+    if constexpr (FLOATS)
+      return q.data();
+    else
+      return packed_q.data();
+  }
+
+  typename P::X* weights() {
+    if constexpr (FLOATS)
+      return scores.data();
+    else
+      return packed_weights.data();
   }
 
   template <typename T>
@@ -49,31 +76,25 @@ struct AttentionScratch {
   }
 };
 
-// e^x for x <= 0, within 2 units of the last place; 0 below -87. NaN stays NaN.
-// Cody and Waite's reduction, then the polynomial of Moshier's Cephes (expf).
-inline floats exponential(floats x) {
-  const floats y = x < -87.0f ? splat(-87.0f) : x;
-  const floats shifted = y * 0x1.715476p0f + 0x1.8p23f;  // has no bits below one: rounds to n
-  const floats n = shifted - 0x1.8p23f;
-  floats r = y - n * 0.693359375f;
-  r = r + n * 2.12194440e-4f;
-  floats p = splat(1.9875691500e-4f);
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + (r + 1.0f);
+// 2^x for x <= 0, as exactly as P wants it; 0 below -126. NaN stays NaN.
+template <typename P>
+inline floats power_of_two(floats x) {
+  const floats y = x < -126.0f ? splat(-126.0f) : x;
+  const floats shifted = y + 0x1.8p23f;  // has no bits below one: rounds to n
+  const floats r = y - (shifted - 0x1.8p23f);
+  floats p = splat(P::POWER[0]);
+  for (size_t i = 1; i < std::size(P::POWER); ++i) p = p * r + P::POWER[i];
   const floats power = (floats)(((ints)shifted - 0x4b400000 + 127) << 23);
-  return x < -87.0f ? floats{} : p * power;
+  return x < -126.0f ? floats{} : p * power;
 }
 
 // Turn scores into weights e^(scale * score - top) of the keys [low, high) of a block and 0 of the others;
-// fold the row's new maximum into what it has summed so far.
-inline void weigh(float* scores, int low, int high, int keys, float scale, float& top, float& total,
-                  float* sums, int width) {
+// fold the row's new maximum into what it has summed so far. Not inlined: there are better uses for the registers.
+template <typename P>
+__attribute__((noinline)) void weigh(float* scores, typename P::X* weights, int low, int high, int keys, float scale, Seen& seen,
+                                     float* sums, int width) {
   if (low >= high) {
-    for (int i = 0; i < padded(keys); ++i) scores[i] = 0;
+    std::fill_n(weights, padded(keys), typename P::X{});
     return;
   }
   for (int i = 0; i < low; ++i) scores[i] = NEVER;
@@ -81,50 +102,32 @@ inline void weigh(float* scores, int low, int high, int keys, float scale, float
   floats highest = splat(NEVER);
   for (int i = 0; i < keys; i += LANES) {
     const floats x = load(scores + i) * splat(scale);
-    store(scores + i, x);
     highest = x > highest ? x : highest;
   }
-  float found = top;
-  for (int i = 0; i < LANES; ++i) found = std::max(found, float(highest[i]));
-  if (found != top) {
-    const float before = std::exp(top - found);
-    total *= before;
-    for (int d = 0; d < width; d += LANES) store(sums + d, load(sums + d) * splat(before));
-    top = found;
+  const float found = std::max(seen.top, largest(highest));
+  if (found != seen.top) {
+    const floats before = splat(std::exp2(seen.top - found));
+    seen.total *= before;
+    for (int d = 0; d < width; d += LANES) store(sums + d, load(sums + d) * before);
+    seen.top = found;
   }
   floats added = floats{};
   for (int i = 0; i < keys; i += LANES) {
-    const floats x = exponential(load(scores + i) - splat(found));
-    store(scores + i, x);
+    const floats x = power_of_two<P>(load(scores + i) * splat(scale) - splat(found));
+    P::store_weights(weights + i, x);
     added = added + x;
   }
-  total += sum(added);
+  seen.total += added;
 }
 
-// Copy a block's keys transposed, and its values, as floats; channels past head_dim, and keys past the last, are 0.
-template <typename T>
-void pack(const T* const* k_rows, const T* const* v_rows, int keys, int dim, int width, AttentionScratch& s) {
-  for (int i = 0; i < padded(keys); i += LANES)
-    for (int d = 0; d < width; d += LANES) {
-      ints block[LANES];
-      for (int j = 0; j < LANES; ++j) {
-        const int channels = i + j < keys ? std::min(LANES, dim - d) : 0;
-        floats row = {};
-        if (channels == LANES)
-          row = load(k_rows[i + j] + d);
-        else if (channels)
-          row = load(k_rows[i + j] + d, channels);
-        block[j] = (ints)row;
-      }
-      transpose(block);
-      for (int j = 0; j < LANES; ++j) store(&s.keys[(d + j) * KEYS + i], (floats)block[j]);
-    }
-  for (int i = 0; i < keys; ++i) {
-    s.value_rows[i] = &s.values[i * width];
-    widen_row(v_rows[i], dim, &s.values[i * width]);
-    for (int d = dim; d < width; ++d) s.values[i * width + d] = 0;
-  }
-  for (int d = 0; d < dim; ++d) s.key_rows[d] = &s.keys[d * KEYS];
+// A query's channels as numbers of type X, and zeros up to `width`.
+template <typename T, typename X>
+inline void lay_row(const T* q, int dim, X* to, int width) {
+  if constexpr (std::is_same_v<T, X>)
+    std::copy_n(q, dim, to);
+  else
+    widen_row(q, dim, to);
+  std::fill(to + dim, to + width, X{});
 }
 
 // The rows of a tile: one head of the cache after the other, of each its tokens, of each its group of queries' heads.
@@ -172,24 +175,30 @@ struct TileCache {
 // weights, so that neither is multiplied channel by channel. A partial one leaves, at `partial`, for each row its
 // maximum and its sum, and after all of those the unnormalised rows [rows][width]; any other writes its rows of `out`.
 template <typename T, typename C>
-void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* partial, AttentionScratch& s) {
+void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* partial,
+                 AttentionScratch<PackOf<T, C>>& s) {
+  using P = PackOf<T, C>;
   const int dim = int(call.head_dim), width = padded(dim), group = int(call.heads / call.kv_heads);
   const int of_head = tile.tokens * group, rows = tile.kv_heads * of_head;
   const int length = call.context_lengths[tile.sequence];
   const int queries = call.query_starts[tile.sequence + 1] - call.query_starts[tile.sequence];
   const int position = length - queries + tile.first;  // of the tile's first token
   const TileCache<C> cache{call, tile};
+  const bool as_they_lie = reads_as_they_lie(of_head, dim);
+  const auto of_words = [](int n) { return (n + P::PER - 1) / P::PER; };
+  const int q_width = words_of<P>(width) * P::PER;
   s.fit(rows, tile.kv_heads, width);
   for (int r = 0; r < rows; ++r) {
     const TileRow at(call, tile, r);
     const T* q = static_cast<const T*>(call.q) + at.row * call.q_stride + at.head * dim;
-    widen_row(q, dim, &s.q[r * width]);
-    for (int d = dim; d < width; ++d) s.q[r * width + d] = 0;
-    s.top[r] = NEVER;
-    s.total[r] = 0;
+    if (as_they_lie)
+      lay_row(q, dim, &s.q[r * width], width);
+    else
+      lay_row(q, dim, s.queries() + r * q_width, q_width);
+    s.seen[r] = {NEVER, floats{}};
   }
   std::fill_n(s.sums.begin(), rows * width, 0.0f);
-  const bool as_they_lie = reads_as_they_lie(of_head, dim);
+  const float scale = float(call.scale * 1.4426950408889634);  // log2(e): powers of two are cheaper than those of e
   constexpr bool scaled = std::is_same_v<C, int8_t>;
   const C* k_rows[KEYS];
   const C* v_rows[KEYS];
@@ -209,8 +218,10 @@ void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* pa
         }
     });
     if (!as_they_lie) {
-      pack(k_rows, v_rows, keys, dim, width, s);
-      product(s.q.data(), width, s.key_rows.data(), rows, padded(keys), dim, s.scores.data(), KEYS, false);
+      pack_keys<P>(k_rows, keys, dim, width, s.keys.data());
+      pack_values<P>(v_rows, keys, dim, width, s.values.data());
+      product<P>(s.queries(), q_width, s.key_rows.data(), rows, padded(keys), of_words(dim), s.scores.data(), KEYS,
+                 false);
     }
     for (int r = 0; r < rows; ++r) {
       const int last = position + r % of_head / group;  // the last key that this row sees
@@ -218,29 +229,34 @@ void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* pa
       const int64_t oldest = call.window > 0 ? last - call.window + 1 : 0;
       const int low = int(std::clamp<int64_t>(oldest - begin, 0, keys));
       if constexpr (scaled) scale_row(&s.scores[r * KEYS], &s.key_scales[r / of_head * KEYS], keys);
-      weigh(&s.scores[r * KEYS], low, high, keys, float(call.scale), s.top[r], s.total[r], &s.sums[r * width],
-            width);
+      float *scores = &s.scores[r * KEYS], *sums = &s.sums[r * width];
+      if (as_they_lie)
+        weigh<FloatPack>(scores, scores, low, high, keys, scale, s.seen[r], sums, width);
+      else
+        weigh<P>(scores, s.weights() + r * KEYS, low, high, keys, scale, s.seen[r], sums, width);
       if constexpr (scaled) scale_row(&s.scores[r * KEYS], &s.value_scales[r / of_head * KEYS], keys);
     }
     if (!as_they_lie) {
-      product(s.scores.data(), KEYS, s.value_rows.data(), rows, width, keys, s.sums.data(), width, true);
+      product<P>(s.weights(), KEYS, s.value_rows.data(), rows, width, of_words(keys), s.sums.data(), width, true);
       continue;
     }
     cache.each_run(begin, keys, [&](int first, int count, int h, int64_t row) {
       for (int i = 0; i < count; ++i) v_rows[i] = cache.values(row + i);
-      product(&s.scores[h * of_head * KEYS + first], KEYS, v_rows, of_head, width, count,
+      product<FloatSums>(&s.scores[h * of_head * KEYS + first], KEYS, v_rows, of_head, width, count,
               &s.sums[h * of_head * width], width, true);
     });
   }
   if (partial) {
-    std::copy_n(s.top.begin(), rows, partial);
-    std::copy_n(s.total.begin(), rows, partial + rows);
+    for (int r = 0; r < rows; ++r) {
+      partial[r] = s.seen[r].top;
+      partial[rows + r] = sum(s.seen[r].total);
+    }
     std::copy_n(s.sums.begin(), rows * width, partial + 2 * rows);
     return;
   }
   for (int r = 0; r < rows; ++r) {
     T* out = output_row<T>(call, tile, r);
-    const float share = s.total[r] == 0 ? 0 : 1 / s.total[r];  // 0: a row that sees no key
+    const float total = sum(s.seen[r].total), share = total == 0 ? 0 : 1 / total;  // 0: a row that sees no key
     for (int d = 0; d < dim; ++d) out[d] = from_float<T>(s.sums[r * width + d] * share);
   }
 }

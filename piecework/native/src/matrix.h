@@ -1,55 +1,55 @@
 // Small matrix products on rows in cache: the inner loops of attention.
 #pragma once
 
-#include "vector.h"
+#include "words.h"
 
 namespace piecework {
 
-// c[m][n] (+)= sum over k of a[m][k] * b[k][n], for ROWS rows and COLUMNS * LANES columns.
-// `b` is a list of row pointers, read from column `first` on.
-template <int ROWS, int COLUMNS, typename T>
-inline void product_block(const float* a, int a_stride, const T* const* b, int first, int depth, float* c,
+// c[m][n] (+)= sum over k of a[m][k] * b[k][n], for ROWS rows and COLUMNS * LANES columns, where k counts words and S
+// says how these are multiplied. `b` is a list of row pointers, read from column `first` on.
+template <typename S, int ROWS, int COLUMNS, typename T>
+inline void product_block(const typename S::X* a, int a_stride, const T* const* b, int first, int depth, float* c,
                           int c_stride, bool add) {
   floats sum[ROWS][COLUMNS];
   for (int m = 0; m < ROWS; ++m)
     for (int n = 0; n < COLUMNS; ++n) sum[m][n] = add ? load(c + m * c_stride + n * LANES) : floats{};
   for (int k = 0; k < depth; ++k) {
     const T* row = b[k] + first;
-    floats x[ROWS];
-    for (int m = 0; m < ROWS; ++m) x[m] = splat(a[m * a_stride + k]);
+    typename S::Part x[ROWS];
+    for (int m = 0; m < ROWS; ++m) x[m] = S::spread(a + m * a_stride, k);
     for (int n = 0; n < COLUMNS; ++n) {
-      const floats y = load(row + n * LANES);
-      for (int m = 0; m < ROWS; ++m) sum[m][n] += x[m] * y;
+      const typename S::Part y = S::read(row + n * LANES);
+      for (int m = 0; m < ROWS; ++m) sum[m][n] = S::add(sum[m][n], y, x[m]);
     }
   }
   for (int m = 0; m < ROWS; ++m)
     for (int n = 0; n < COLUMNS; ++n) store(c + m * c_stride + n * LANES, sum[m][n]);
 }
 
-template <int ROWS, typename T>
-inline void product_rows(const float* a, int a_stride, const T* const* b, int columns, int depth, float* c,
+template <typename S, int ROWS, typename T>
+inline void product_rows(const typename S::X* a, int a_stride, const T* const* b, int columns, int depth, float* c,
                          int c_stride, bool add) {
   int n = 0;
   for (; n + 4 * LANES <= columns; n += 4 * LANES)
-    product_block<ROWS, 4>(a, a_stride, b, n, depth, c + n, c_stride, add);
-  for (; n < columns; n += LANES) product_block<ROWS, 1>(a, a_stride, b, n, depth, c + n, c_stride, add);
+    product_block<S, ROWS, 4>(a, a_stride, b, n, depth, c + n, c_stride, add);
+  for (; n < columns; n += LANES) product_block<S, ROWS, 1>(a, a_stride, b, n, depth, c + n, c_stride, add);
 }
 
-// c [rows][columns] (+)= a [rows][depth] b [depth][columns]; columns is a multiple of LANES.
-template <typename T>
-inline void product(const float* a, int a_stride, const T* const* b, int rows, int columns, int depth,
+// c [rows][columns] (+)= a [rows][depth words] b [depth words][columns]; columns is a multiple of LANES.
+template <typename S, typename T>
+inline void product(const typename S::X* a, int a_stride, const T* const* b, int rows, int columns, int depth,
                     float* c, int c_stride, bool add) {
   int m = 0;
 #if defined(__AVX512F__)
   for (; m + 6 <= rows; m += 6)
-    product_rows<6>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+    product_rows<S, 6>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
 #endif
   for (; m + 3 <= rows; m += 3)
-    product_rows<3>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+    product_rows<S, 3>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
   if (rows - m == 2)
-    product_rows<2>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+    product_rows<S, 2>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
   else if (rows - m == 1)
-    product_rows<1>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
+    product_rows<S, 1>(a + m * a_stride, a_stride, b, columns, depth, c + m * c_stride, c_stride, add);
 }
 
 // The sums of four vectors.

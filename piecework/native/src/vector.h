@@ -160,6 +160,16 @@ inline float sum(floats x) {
   return kept[0];
 }
 
+inline float largest(floats x) {
+#if defined(PIECEWORK_AVX512)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float found = x[0];
+  for (int i = 1; i < LANES; ++i) found = x[i] > found ? x[i] : found;
+  return found;
+#endif
+}
+
 inline int32_t largest(ints x) {
   int32_t found = x[0];
   for (int i = 1; i < LANES; ++i) found = x[i] > found ? x[i] : found;

@@ -1,0 +1,118 @@
+// How a tile with many query rows lays out what it multiplies: as floats, or for bfloat16 as pairs that the hardware
+// multiplies exactly and adds up in float32.
+//
+// Keys are packed transposed, [channels / PER][KEYS] words, and values as [keys / PER][width] words: so one kind of
+// product does both, of queries with keys along channels and of weights with values along keys.
+#pragma once
+
+#include <algorithm>
+
+#include "transpose.h"
+#include "words.h"
+
+namespace piecework {
+
+constexpr int KEYS = 64;  // of a block
+
+inline int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
+
+// The numbers of a head from channel d on, LANES at most, and zeros past its end.
+template <typename T>
+inline floats some(const T* x, int d, int dim) {
+  if (d + LANES <= dim) return load(x + d);
+  return d < dim ? load(x + d, dim - d) : floats{};
+}
+
+struct FloatPack : FloatSums {
+  using Word = float;
+  static constexpr int PER = 1;
+  // 2^x for |x| <= 1/2, highest power first: Remez' polynomial, within 2e-9 of it.
+  static constexpr float POWER[] = {0x1.41d332p-13f, 0x1.5f456cp-10f, 0x1.3b2dbcp-7f, 0x1.c6aed4p-5f,
+                                    0x1.ebfbdap-3f,  0x1.62e43p-1f,   1.0f};
+
+  static void store_weights(float* to, floats x) { store(to, x); }
+
+  template <typename T>
+  static ints words(const T* x, int word, int dim) {
+    return (ints)some(x, word, dim);
+  }
+
+  template <typename T>
+  static floats values(const T* const* rows, int, int d, int dim) {
+    return some(rows[0], d, dim);
+  }
+};
+
+#if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
+struct BrainPack : BrainSums {
+  using Word = int32_t;
+  static constexpr int PER = 2;
+  // As in FloatPack, within 3e-6: weights are rounded to bfloat16.
+  static constexpr float POWER[] = {0x1.3997d2p-7f, 0x1.ca1442p-5f, 0x1.ec06dap-3f, 0x1.62e0dcp-1f, 0x1.ffffe8p-1f};
+
+  static void store_weights(bf16* to, floats x) {
+    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
+    std::memcpy(to, &y, sizeof y);
+  }
+
+  static ints words(const bf16* x, int word, int dim) {
+    if (dim - 2 * word >= 2 * LANES) return load_raw<ints>(x + 2 * word);
+    ints found = {};
+    std::memcpy(&found, x + 2 * word, size_t(std::max(0, dim - 2 * word)) * sizeof *x);
+    return found;
+  }
+
+  static ints values(const bf16* const* rows, int count, int d, int dim) {
+    const ints first = (ints)((uints)some(rows[0], d, dim) >> 16);
+    return count > 1 ? first | (ints)some(rows[1], d, dim) : first;
+  }
+};
+#endif
+
+// What tiles of queries of type T with a cache of type C use.
+template <typename T, typename C>
+struct PackFor {
+  using Kind = FloatPack;
+};
+
+#if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
+template <>
+struct PackFor<bf16, bf16> {
+  using Kind = BrainPack;
+};
+#endif
+
+template <typename T, typename C>
+using PackOf = typename PackFor<T, C>::Kind;
+
+// Words of a row of `width` channels, a multiple of LANES, in whole vectors.
+template <typename P>
+inline int words_of(int width) {
+  return padded(width / P::PER);
+}
+
+// Pack the keys of a block: to [words_of(width)][KEYS], where keys past the last are 0.
+template <typename P, typename C>
+void pack_keys(const C* const* rows, int keys, int dim, int width, typename P::Word* to) {
+  for (int i = 0; i < padded(keys); i += LANES)
+    for (int word = 0; word < words_of<P>(width); word += LANES) {
+      ints block[LANES];
+      PIECEWORK_UNROLLED
+      for (int j = 0; j < LANES; ++j) block[j] = i + j < keys ? P::words(rows[i + j], word, dim) : ints{};
+      transpose(block);
+      PIECEWORK_UNROLLED
+      for (int j = 0; j < LANES; ++j) std::memcpy(to + (word + j) * KEYS + i, &block[j], sizeof(ints));
+    }
+}
+
+// Pack the values of a block: to [keys / PER, rounded up][width].
+template <typename P, typename C>
+void pack_values(const C* const* rows, int keys, int dim, int width, typename P::Word* to) {
+  for (int i = 0; i < keys; i += P::PER, to += width)
+    for (int d = 0; d < width; d += LANES) {
+      const auto found = P::values(rows + i, keys - i, d, dim);
+      std::memcpy(to + d, &found, sizeof found);
+    }
+}
+
+}  // namespace piecework
