@@ -271,7 +271,7 @@ void attentions() {
 template <typename T>
 void all() {
   for (int64_t inputs : {1, 7, 16, 33, 64, 1100})
-    for (int64_t rows : {1, 2, 3, 7, 50}) linear<T>(rows, rows == 50 ? 37 : 5, inputs, inputs % 2);
+    for (int64_t rows : {1, 2, 3, 7, 15, 31, 50}) linear<T>(rows, rows > 7 ? 37 : 5, inputs, inputs % 2);
   attentions<T, T>();
   attentions<T, int8_t>();
 }
@@ -285,7 +285,7 @@ int main() {
   for (int64_t kind : KINDS)
     for (int64_t rows : {1, 2, 3, 4, 9}) blocks(rows, 5 + 8 * rows, rows, kind);
   for (int64_t kind : {Q4_1, Q4_K, Q6_K}) blocks(40, 200, 3, kind);
-  for (int64_t rows : {1, 3, 9, 53}) int8(rows, 21, 75);
+  for (int64_t rows : {1, 3, 9, 16, 47, 53}) int8(rows, 21, 75);
   int8(50, 200, 2070);
   embedding();
   dequantise();

@@ -34,7 +34,7 @@ def check(rows: int, outputs: int, inputs: int, dtype: torch.dtype, bias: bool) 
 
 @settings(max_examples=60, deadline=None)
 @given(
-    rows=st.integers(0, 60),
+    rows=st.integers(0, 70),
     outputs=st.integers(1, 70),
     inputs=st.integers(1, 130),
     dtype=st.sampled_from(DTYPES),
@@ -45,7 +45,7 @@ def test_odd_sizes(rows: int, outputs: int, inputs: int, dtype: torch.dtype, bia
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [1, 3, 101, 290])
+@pytest.mark.parametrize("rows", [1, 3, 16, 47, 101, 290])
 def test_channels_in_several_passes(rows: int, dtype: torch.dtype) -> None:
     check(rows, 45, 2500, dtype, bias=True)
 

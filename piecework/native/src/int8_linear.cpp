@@ -6,7 +6,7 @@
 #include "rows.h"
 
 #if defined(PIECEWORK_PANELS)
-#include "panel.h"
+#include "multiply.h"
 #else
 #include "float_dot.h"
 #include "int8_panel.h"

@@ -21,7 +21,6 @@ constexpr int FEW = 8;                        // rows that are multiplied straig
 constexpr int64_t CACHED = 1 << 18;           // bytes of panels at once, of a core's second cache
 constexpr int64_t KEPT_ROWS = 40 * DOWN;      // rows whose sums wait for the next channels where panels are deeper
 constexpr int64_t LONG_PANEL = 1 << 17;       // bytes, from which on the processor finds the next ones by itself
-constexpr int64_t WAKING_PRODUCTS = 1 << 16;  // below which other threads aren't woken
 
 // Up to LANES rows of w; where there are fewer the last one stands for the others.
 template <typename P, bool WHOLE>
@@ -272,19 +271,6 @@ void some_panels(const Product<P>& p, int64_t from, int64_t to, const Finish& fi
     else
       few_rows_of<P, FEW>(p, first, finish);
   }
-}
-
-// Calls finish(row, first column, columns, sums) for each row of x w^T, sums being floats or int32; all
-// threads share the panels, in parts small enough that a thread which is kept from working holds up no other.
-template <typename P, typename Finish>
-void multiply(const Product<P>& p, const Finish& finish) {
-  const int64_t panels = (p.columns + LANES - 1) / LANES;
-  const int64_t threads = omp_get_max_threads();
-  if (!p.rows || threads == 1 || p.rows * p.columns * p.depth < WAKING_PRODUCTS)
-    return p.rows ? some_panels(p, 0, panels, finish) : void();
-  const int64_t parts = threads * ((panels + 32 * threads - 1) / (32 * threads));
-#pragma omp parallel for schedule(dynamic, 1)
-  for (int64_t i = 0; i < parts; ++i) some_panels(p, panels * i / parts, panels * (i + 1) / parts, finish);
 }
 
 }  // namespace piecework

@@ -31,7 +31,7 @@ inline void for_rows(int64_t rows, int64_t cost, F f) {
 }
 
 // The calling thread's memory for one of its uses, which grows to the largest call and stays.
-enum Use { PANELS, SUMS, INPUTS, SCALES, SHIFTS, BIAS, ROW };
+enum Use { PANELS, SUMS, LANED, INPUTS, SCALES, SHIFTS, BIAS, ROW };
 
 template <typename T, Use>
 T* thread_memory(int64_t size) {

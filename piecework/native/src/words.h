@@ -1,7 +1,8 @@
 // How panel.h multiplies weights and inputs: a word is 32 bits of a row of weights, one float, two halves or four bytes.
 //
 // Each kind says how LANES words of a row are read, how a word of LANES columns is widened into PARTS vectors, how
-// what it is multiplied with is spread over the lanes, and how the products are added to a sum for each column.
+// what it is multiplied with is spread over the lanes, and how the products are added to a sum for each column. Those
+// that SPREAD can have one word of weights in all lanes, too (row_lanes.h).
 #pragma once
 
 #include "vector.h"
@@ -51,6 +52,8 @@ template <typename W>
 struct FloatWords : FloatSums {
   using Weight = W;
   static constexpr int PER = 1, PARTS = 1;
+  static constexpr bool SPREADS = true;
+  static Part one(const W* w) { return splat(to_float(*w)); }
   static ints words(const W* w) { return (ints)load(w); }
   static void widen(ints word, Part* to) { to[0] = (floats)word; }
 };
@@ -58,10 +61,13 @@ struct FloatWords : FloatSums {
 #if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
 struct BrainWords : BrainSums {
   static constexpr int PARTS = 1;
+  static constexpr bool SPREADS = true;
+  static Part one(const bf16* w) { return spread_word(w); }
   static void widen(ints word, Part* to) { to[0] = word; }
 #else
 struct BrainWords : FloatSums {
   static constexpr int PARTS = 2;
+  static constexpr bool SPREADS = false;
   static void widen(ints word, Part* to) {
     to[0] = (floats)(word << 16);
     to[1] = (floats)(word & int32_t(0xffff0000));
@@ -80,10 +86,11 @@ struct ByteWords {
   using Sum = ints;
   using Part = ints;
   static constexpr int PER = 4, PARTS = 1;
-  static constexpr bool PADDED = true;
+  static constexpr bool PADDED = true, SPREADS = true;
   static constexpr uint32_t SHIFT = 128;
   static ints words(const int8_t* w) { return load_raw<ints>(w) ^ int32_t(0x80808080); }
   static void widen(ints word, Part* to) { to[0] = word; }
+  static Part one(const int8_t* w) { return spread_word(w) ^ int32_t(0x80808080); }
   static Part spread(const int8_t* x, int) { return spread_word(x); }
   static Sum add(Sum sum, Part w, Part x) {
 #if defined(PIECEWORK_AVX512) && defined(__AVX512VNNI__)
@@ -99,6 +106,7 @@ struct ByteWords {
 struct PlainBytes {
   using Weight = int8_t;
   static constexpr int PER = 4;
+  static constexpr bool SPREADS = false;
   static ints words(const int8_t* w) { return load_raw<ints>(w); }
 };
 
