@@ -95,14 +95,21 @@ __attribute__((noinline)) void group_rows(K, const uint8_t* w, int64_t apart, Qu
     for (int m = 0; m < ROWS_; ++m) store_lanes(y + (s * MANY + m) * GROUP, total[s][m]);
 }
 
+// Write y [rows][8] with the bias, a vector at a time, whatever part of it a row is.
 template <typename T>
 void finish(const BlockLinearCall& call, const float* y, int64_t row, int rows, int64_t column) {
+  constexpr int AT_ONCE = LANES / GROUP;
+  static_assert(MANY % AT_ONCE == 0, "y has room for whole vectors");
   const int columns = int(std::min<int64_t>(GROUP, call.outputs - column));
-  const T* bias = static_cast<const T*>(call.bias);
+  T* out = static_cast<T*>(call.out) + row * call.out_stride + column;
+  float bias[LANES] = {};
+  if (call.bias)
+    for (int n = 0; n < LANES; ++n)
+      if (n % GROUP < columns) bias[n] = to_float(static_cast<const T*>(call.bias)[column + n % GROUP]);
+  T kept[LANES];
   for (int m = 0; m < rows; ++m) {
-    T* out = static_cast<T*>(call.out) + (row + m) * call.out_stride + column;
-    for (int n = 0; n < columns; ++n)
-      out[n] = from_float<T>(y[m * GROUP + n] + (bias ? to_float(bias[column + n]) : 0));
+    if (m % AT_ONCE == 0) store(kept, load(y + m * GROUP) + load(bias));
+    std::memcpy(out + m * call.out_stride, kept + m % AT_ONCE * GROUP, size_t(columns) * sizeof(T));
   }
 }
 
