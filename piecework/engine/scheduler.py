@@ -239,7 +239,7 @@ class Scheduler:
         """
         running, moves = list(self.running), dict[int, int]()
         kept = 0
-        while kept < len(running) and self._move(running[kept], pool, kept, carried, moves):
+        while kept < len(running) and self._move(running[kept], pool, carried, moves):
             kept += 1
         for request in reversed(running[kept:]):
             self._wait_again(request)
@@ -249,12 +249,12 @@ class Scheduler:
         return {old: new for old, new in moves.items() if old in carried}
 
     def _move(
-        self, request: Request, pool: PagePool, before: int, carried: Collection[int], moves: dict[int, int]
+        self, request: Request, pool: PagePool, carried: Collection[int], moves: dict[int, int]
     ) -> bool:
-        """Give a request pages of another pool, if that leaves one for each of those `before` it."""
+        """Give a request that runs pages of another pool, if that has so many."""
         written = request.pages[: pages_for(request.computed, self._page_size)]
         fresh = [page for page in request.pages if page not in moves]
-        if not carried or not all(page in carried for page in written) or pool.free < len(fresh) + before:
+        if not carried or not all(page in carried for page in written) or pool.free < len(fresh):
             return False
         pool.share(moves[page] for page in request.pages if page in moves)
         new = pool.allocate(len(fresh))
