@@ -64,7 +64,11 @@ class WorkerError(PieceworkError):
         super().__init__(f"in the worker {worker}: {reason}")
 
 
-class WorkerLostError(DeviceError):
+class DeviceLostError(DeviceError):
+    """A device is gone, and what its memory held can't be read any more."""
+
+
+class WorkerLostError(DeviceLostError):
     """A worker's process ended, or was ended after a silence, and what it held is gone.
 
     `exit_code` is negative for a signal, None where it is not known; `stderr` is the end of what it wrote.

@@ -97,6 +97,18 @@ def test_server_values_are_checked(values: dict[str, Any], fits: bool) -> None:
         build(ServerConfig, values)
 
 
+@pytest.mark.parametrize("seconds", [1e7, 1e10, float("inf")])  # a thread can't wait for more than 9.2e9 s
+def test_no_wait_is_longer_than_a_thread_can_wait(seconds: float) -> None:
+    names = ("start_timeout", "compile_timeout", "step_timeout", "max_failover_seconds")
+    for kind, name in ((ServerConfig, "drain_timeout"), *((EngineConfig, name) for name in names)):
+        values = {name: seconds} | ({"device": "sim,cpu"} if name == "max_failover_seconds" else {})
+        if seconds < 1e9:
+            build(kind, values)
+            continue
+        with pytest.raises(ConfigError, match=f"{name}=.* at most 31536000"):
+            build(kind, values)
+
+
 def test_sizes_are_read_from_text() -> None:
     assert EngineConfig.from_flat({"kv_cache_memory": "512M"}).cache.kv_cache_memory == 512 * 2**20
 

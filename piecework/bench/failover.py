@@ -34,8 +34,8 @@ def run_failover(
     config = EngineConfig.from_flat(settings)
     if config.device.inject_fault is not None:
         raise ConfigError("inject_fault", config.device.inject_fault, "nothing: the benchmark plans its own")
-    if options.kind != "error" and not config.device.isolate and config.worker.workers != "process":
-        allowed = "error; others need --isolate, or they would be the end of this process"
+    if options.kind in ("abort", "hang") and not config.device.isolate and config.worker.workers != "process":
+        allowed = "error or lost; others need --isolate, or they would be the end of this process"
         raise ConfigError("kind", options.kind, allowed)
     cases = []
     for batch in options.sizes():
@@ -84,8 +84,11 @@ def _case(
             "from": events[0].source,
             "to": events[0].target,
             "dtype": service.dtype,
+            "copied_tokens": pauses.copied_tokens,
+            "computed_tokens": pauses.computed_tokens,
             "gap_ms": max(pauses.last_gaps) * 1e3,
             "detection_ms": pauses.last_detection * 1e3,
+            "copy_ms": sum(how.seconds for how in pauses.carriages) * 1e3,
             "ready_ms": events[0].seconds * 1e3,
             "prefill_ms": median(prefills) * 1e3,
             "step_ms": median(steps) * 1e3,
@@ -153,9 +156,10 @@ def failover_table(report: Mapping[str, Any]) -> str:
                 case["standby"],
                 case["batch"],
                 case["tokens"],
+                case["copied_tokens"],
                 *(
                     f"{case[name]:.1f}"
-                    for name in ("gap_ms", "detection_ms", "ready_ms", "prefill_ms", "step_ms")
+                    for name in ("gap_ms", "detection_ms", "ready_ms", "copy_ms", "prefill_ms", "step_ms")
                 ),
                 f"{rest / goal:.2f}",
                 f"{case['outputs_equal']} of {case['outputs_compared']}",
@@ -165,9 +169,11 @@ def failover_table(report: Mapping[str, Any]) -> str:
         "standby",
         "batch",
         "tokens",
+        "copied",
         "gap",
         "detected",
         "ready",
+        "copy",
         "prefill",
         "step",
         "gap / goal",

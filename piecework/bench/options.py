@@ -182,7 +182,9 @@ class FailoverOptions:
     output_len: int = setting(16, "tokens to generate for each prompt", flags=("--random-output-len",))
     fail_at: int = setting(8, "decode steps until the device fails")
     kind: str = setting(
-        "error", "how it fails; abort is the end of its process", choices=("error", "abort", "hang")
+        "error",
+        "how it fails: error, its KV cache can be copied; lost, it can't; abort, its process ends",
+        choices=("error", "lost", "abort", "hang"),
     )
     repeats: int = setting(3, "prefills that the pause is compared with; the median counts")
 

@@ -25,6 +25,7 @@ from piecework.cli.logs import show_logs
 from piecework.cli.parser import Parser, UserError
 from piecework.cli.progress import progress
 from piecework.cli.remote import refuse_engine_settings
+from piecework.collector import imports_stay
 from piecework.compilation import read_object
 from piecework.config import DeviceConfig, EngineConfig
 
@@ -177,7 +178,8 @@ def _workers(arguments: Sequence[str]) -> int:
 
 
 def _failover(arguments: Sequence[str]) -> int:
-    from piecework.bench.failover import failover_table, run_failover
+    with imports_stay():  # as in a server, where letting a model go doesn't look through them either
+        from piecework.bench.failover import failover_table, run_failover
 
     args = make_parser("failover").parse(arguments)
     options = config_from_args(FailoverOptions, args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from piecework.config.fields import check, setting
+from piecework.config.fields import LONGEST_WAIT, check, setting
 from piecework.config.rings import ring_limits
 from piecework.errors import ConfigError
 
@@ -27,11 +27,13 @@ class DeviceConfig:
     standby: str = setting(
         "cold",
         "warm makes the next device ready in the background, with weights and KV cache of its own, so that "
-        "a failover costs only what is computed again",
+        "a failover costs only what is copied or computed again",
         choices=("cold", "warm"),
     )
     max_failover_seconds: float | None = setting(
-        None, "longest pause of a request whose device fails; past it, it ends with an error (default: any)"
+        None,
+        "longest pause of a request whose device fails; past it, it ends with an error (default: any)",
+        high=LONGEST_WAIT,
     )
     isolate: bool = setting(
         False, "run each device but the last in a process of its own, whose death or silence is a failure"
@@ -120,14 +122,20 @@ class WorkerConfig:
         flags=("--tp-size", "-tp"),
     )
     start_timeout: float = setting(
-        300.0, "seconds that a child gets to start and load the model", flags=("--worker-start-timeout",)
+        300.0,
+        "seconds that a child gets to start and load the model",
+        flags=("--worker-start-timeout",),
+        high=LONGEST_WAIT,
     )
-    compile_timeout: float = setting(600.0, "seconds that it gets beside that, to trace and compile it")
+    compile_timeout: float = setting(
+        600.0, "seconds that it gets beside that, to trace and compile it", high=LONGEST_WAIT
+    )
     step_timeout: float | None = setting(
         None,
         "seconds without an answer until a child counts as hung (default: 10, or 20 times the median of "
         "such steps where that is more)",
         flags=("--worker-step-timeout",),
+        high=LONGEST_WAIT,
     )
     ring_heap: str | int | list = setting(  # type: ignore[type-arg]  # noqa: RUF009
         "4GiB", "most bytes that the tasks of a step may put out, " + _BY_DEPTH

@@ -11,6 +11,8 @@ from piecework.errors import ConfigError
 from piecework.units import parse_size
 
 T = TypeVar("T")
+LONGEST_WAIT = 365 * 24 * 3600
+"""The most seconds that a setting may ask to wait: threads take no infinity, and no more than 292 years."""
 
 
 def setting(

@@ -9,7 +9,7 @@ from typing import Any
 
 from piecework.compilation import CompilationConfig
 from piecework.config.devices import AuditConfig, DeviceConfig, WorkerConfig
-from piecework.config.fields import build, check, select, setting
+from piecework.config.fields import LONGEST_WAIT, build, check, select, setting
 from piecework.config.file import read_yaml
 from piecework.config.load import LoadConfig
 from piecework.config.scheduling import CacheConfig, SchedulerConfig
@@ -70,7 +70,7 @@ class ServerConfig:
     port: int = setting(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
     api_key: str | None = setting(None, "clients must send it as a bearer token (env: PIECEWORK_API_KEY)")
     max_body_bytes: int = setting(8 * 2**20, "largest request body", size=True)
-    drain_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM")
+    drain_timeout: float = setting(30.0, "seconds that running requests get after SIGTERM", high=LONGEST_WAIT)
 
     def __post_init__(self) -> None:
         check(self)

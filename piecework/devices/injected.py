@@ -25,7 +25,7 @@ FIELD = "inject_fault"
 T = TypeVar("T")
 _POINTS = ("compile", "run")
 _NUMBERS = ("nan", "wrong")
-_KINDS = ("error", "hang", "abort", *_NUMBERS)
+_KINDS = ("error", "lost", "hang", "abort", *_NUMBERS)
 _PLACES = ("results", "row", "cache", "replay")
 _PARTS = ("point", "device", "step", "piece", "kind", "where")
 
@@ -37,8 +37,9 @@ class PlannedFault:
     Attributes:
         point: `compile`, of the distinct piece number `piece`, by default 0; or `run`.
         device: a place in the list of devices.
-        kind: `error`; `hang` for good; `abort` of the process; in a run's numbers `nan`, or `wrong`: each row
-            turned by one, so that its values are as plausible as before.
+        kind: `error`; `lost`, one after which memory can't be read; `hang` for good; `abort` of the process;
+            in a run's numbers `nan`, or `wrong`: each row turned by one, so that its values are as plausible
+            as before.
         step: of a run; `onwards`: each later one, too. piece: within the step, by default all of it.
         where: which numbers: the `results`, the last `row` of them, the KV `cache`, or the results of a step
             that was the `replay` of a captured graph.

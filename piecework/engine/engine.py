@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from piecework.config import EngineConfig
+from piecework.engine.carry import Carried, pack, unpack
 from piecework.engine.gaps import Gaps
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
@@ -26,6 +27,10 @@ from piecework.workers.serving.step_graph import StepGraph
 log = logging.getLogger("piecework.engine")
 
 
+Successor = Callable[[Exception], "tuple[StepRunner, Carried] | None"]
+"""successor(error) is the runner that takes over, with what was carried from the cache of the one before."""
+
+
 class Engine:
     """Runs requests on a runner. Every request that is added ends exactly once, with a reason."""
 
@@ -33,7 +38,7 @@ class Engine:
         self,
         runner: StepRunner,
         config: EngineConfig,
-        successor: Callable[[Exception], StepRunner | None] = lambda error: None,
+        successor: Successor = lambda error: None,
         graph: StepGraph | None = None,
     ) -> None:
         """Begin without requests.
@@ -174,8 +179,8 @@ class Engine:
     def _step_failed(self, step: Sequence[Scheduled], error: Exception, began: float) -> None:
         interrupted = self.gaps.begin(self.scheduler.running, began)
         try:
-            runner = self._successor(error)
-            if runner is None:
+            found = self._successor(error)
+            if found is None:
                 raise error
         except Exception as final:
             self.gaps.give_up(interrupted)
@@ -184,7 +189,7 @@ class Engine:
                 self._end(request, request.end("error", f"the step failed: {final}"))
             raise
         self.gaps.took_over()
-        self.take_over(runner)
+        self.take_over(*found)
 
     def _use(self, runner: StepRunner) -> None:
         """Run steps on `runner`; what is asked of its cache is kept, since one that was given up has none."""
@@ -194,12 +199,17 @@ class Engine:
         self._slot_room = capacities.longest if isinstance(capacities, Capacities) else None
         self._kv_moved: Mapping[str, int] = getattr(cache, "moved_bytes", {})
 
-    def take_over(self, runner: StepRunner) -> None:
-        """Go on with another runner, whose cache is empty: what runs is computed again, the oldest first."""
+    def pack(self, doubt: str | None) -> Carried:
+        """Read from the cache in use what running requests need to go on elsewhere; see `carry.pack`."""
+        return pack(self.scheduler, self._runner, doubt)
+
+    def take_over(self, runner: StepRunner, carried: Carried) -> None:
+        """Go on with another runner, whose cache is empty: what runs is computed again, or carried there."""
         self._use(runner)
-        self.scheduler.restart(self.pool, self._page_size, static=self._slot_room is not None)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
+        static = self._slot_room is not None
+        self.gaps.carried(unpack(carried, self.scheduler, runner, self.pool, static=static))
 
     def _end_if_too_long(self, request: Request) -> None:
         """End a request that the cache can never hold: the runner that it was admitted for had more room."""

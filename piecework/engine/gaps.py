@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from piecework.engine.carry import Carriage
 from piecework.engine.request import Request
 from piecework.profile import now
 
 BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 """Upper bounds of the histograms' buckets, in seconds; a last bucket has no bound."""
+_CARRIAGES = 16
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,17 @@ class Pauses:
         gaps: from a request's last token before to its first after.
         detections: from the begin of a step to the error that it failed with, once for each takeover.
         last_gaps, last_detection: of the latest takeover alone.
+        carriages: how running requests came to the next device, the latest times, moves by hand too.
+        copied_tokens, computed_tokens: of all times.
     """
 
     gaps: Seconds = Seconds()
     detections: Seconds = Seconds()
     last_gaps: tuple[float, ...] = ()
     last_detection: float = 0.0
+    carriages: tuple[Carriage, ...] = ()
+    copied_tokens: int = 0
+    computed_tokens: int = 0
 
 
 class Gaps:
@@ -70,9 +77,20 @@ class Gaps:
 
     def took_over(self) -> None:
         """Another device goes on."""
+        detections = self.pauses.detections.plus(self._detection)
+        self.pauses = replace(
+            self.pauses, detections=detections, last_gaps=(), last_detection=self._detection
+        )
+
+    def carried(self, how: Carriage) -> None:
+        """Running requests came to another device."""
         old = self.pauses
-        detections = old.detections.plus(self._detection)
-        self.pauses = Pauses(old.gaps, detections, (), self._detection)
+        self.pauses = replace(
+            old,
+            carriages=(*old.carriages, how)[-_CARRIAGES:],
+            copied_tokens=old.copied_tokens + how.copied_tokens,
+            computed_tokens=old.computed_tokens + how.computed_tokens,
+        )
 
     def give_up(self, fresh: Iterable[Request]) -> None:
         """Nobody took over from what began with these requests."""
@@ -86,8 +104,7 @@ class Gaps:
             return
         if len(request.output_ids) > 1:  # there was one before
             old, gap = self.pauses, request.last_token_at - since
-            last = (*old.last_gaps, gap)
-            self.pauses = Pauses(old.gaps.plus(gap), old.detections, last, old.last_detection)
+            self.pauses = replace(old, gaps=old.gaps.plus(gap), last_gaps=(*old.last_gaps, gap))
 
     def overdue(self) -> list[Request]:
         """Return the requests that wait for longer than the limit."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from array import array
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from piecework.config import SchedulerConfig
@@ -224,13 +224,45 @@ class Scheduler:
                 return False
         return True
 
-    def restart(self, pool: PagePool, page_size: int, *, static: bool = False) -> None:
-        """Go on with another cache, in which there is nothing: what ran is computed again, first of all."""
-        for request in reversed(list(self.running)):
+    def restart(
+        self,
+        pool: PagePool,
+        page_size: int,
+        *,
+        static: bool = False,
+        carried: Collection[int] = (),
+    ) -> dict[int, int]:
+        """Go on with another cache, in which there is nothing: what ran is computed again, first of all.
+
+        Requests go on running where the contents of their pages are all among the `carried` ones, of the same
+        size, and `pool` has room, the oldest first. Returns the new pages of those by the old ones.
+        """
+        running, moves = list(self.running), dict[int, int]()
+        kept = 0
+        while kept < len(running) and self._move(running[kept], pool, carried, moves):
+            kept += 1
+        for request in reversed(running[kept:]):
             self._wait_again(request)
         self._page_size = page_size
         self.tree.restart(pool, page_size)
         self.sessions = Sessions(pool) if static else None
+        return {old: new for old, new in moves.items() if old in carried}
+
+    def _move(
+        self, request: Request, pool: PagePool, carried: Collection[int], moves: dict[int, int]
+    ) -> bool:
+        """Give a request that runs pages of another pool, if that has so many."""
+        written = request.pages[: pages_for(request.computed, self._page_size)]
+        fresh = [page for page in request.pages if page not in moves]
+        if not carried or not all(page in carried for page in written) or pool.free < len(fresh):
+            return False
+        pool.share(moves[page] for page in request.pages if page in moves)
+        new = pool.allocate(len(fresh))
+        assert new is not None, "there is room"
+        moves.update(zip(fresh, new, strict=True))
+        request.pages = array("i", (moves[page] for page in request.pages))
+        request.branch = None
+        return True
 
     def _preempt(self, request: Request) -> None:
         self._wait_again(request)

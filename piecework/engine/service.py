@@ -19,6 +19,7 @@ from piecework.config import EngineConfig
 from piecework.engine.admission import Admission
 from piecework.engine.audited import AuditedRunner, make_audit
 from piecework.engine.beside import run_beside
+from piecework.engine.carry import Carried
 from piecework.engine.engine import Engine
 from piecework.engine.gaps import Pauses
 from piecework.engine.health import describe
@@ -310,6 +311,7 @@ class Service:
             moved_pieces=any(counters["moved_pieces"] for counters in self.graph_counters().values()),
             workers=self.workers(),
             losses=self._losses,
+            carriages=self.pauses().carriages,
             audits=self._audit.notes if self._audit is not None else (),
             dead=self._dead,
         )
@@ -397,10 +399,12 @@ class Service:
         except Exception:  # of a device that is let go: the one in use goes on
             log.exception("what a takeover left behind could not be put away")
 
-    def _successor(self, error: Exception) -> StepRunner | None:
+    def _successor(self, error: Exception) -> tuple[StepRunner, Carried] | None:
         """Let the next device take over where it was the device that failed."""
         if isinstance(error, WorkerLostError) and not self._runners.can_move:
             return None  # its process is started again
+        moves = self._runners.moves(error)  # the old cache is read before it is let go
+        carried = self._engine.pack(self._runners.doubt(error)) if moves else Carried()
 
         def take_over() -> Loaded | None:
             found = self._runners.successor(error)
@@ -419,7 +423,7 @@ class Service:
         if loaded is None:
             return None
         self._use(loaded)
-        return self._audited(loaded)
+        return self._audited(loaded), carried
 
     def _has_something_to_do(self) -> bool:
         if self._closing or self._arrivals or self._aborts or self._orders:
@@ -460,9 +464,10 @@ class Service:
         carry_out(orders, self._dead or ("it is shutting down" if self._closing else None))
 
     def _move(self, device: str) -> None:
+        carried = Carried() if self._runners.in_use(device) else self._engine.pack(self._runners.doubt())
         if (loaded := self._runners.move_to(device)) is not None:
             self._use(loaded)
-            self._engine.take_over(self._audited(loaded))
+            self._engine.take_over(self._audited(loaded), carried)
 
     def _die(self, cause: str) -> None:
         log.error("the engine stops: %s", cause)

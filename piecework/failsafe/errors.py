@@ -8,11 +8,18 @@ from concurrent.futures import CancelledError
 
 import torch
 
-from piecework.errors import ConfigError, DeviceError, ModelError, PieceworkError, RequestError
+from piecework.errors import (
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    ModelError,
+    PieceworkError,
+    RequestError,
+)
 from piecework.failsafe.events import Failure, Stage
 
 # Runtimes that report a lost device as a bare RuntimeError say so in its text.
-_SIGNS = (
+_LOST = (
     "CUDA error",
     "CUDA driver error",
     "CUBLAS_STATUS",
@@ -20,8 +27,9 @@ _SIGNS = (
     "HIP error",
     "NPU error",
     "NPU function error",
-    "Exception from src/",  # OpenVINO
 )
+_SIGNS = (*_LOST, "Exception from src/")  # OpenVINO's, whose pieces share the host's memory
+_LOST_KINDS = ("AcceleratorError", "DeviceLostError", "WorkerLostError")
 
 
 class ExhaustedError(PieceworkError):
@@ -63,6 +71,23 @@ def is_device_error(error: BaseException, stage: Stage) -> bool:
     if stage != "run":
         return not isinstance(error, ValueError | TypeError)
     return isinstance(error, RuntimeError) and any(sign in str(error) for sign in _SIGNS)
+
+
+def loses_memory(error: BaseException) -> bool:
+    """Say whether what the memory of a failed device held can't be read, or can't be believed, any more.
+
+    An error of CUDA or the like leaves its context unusable, and may come from a kernel that wrote elsewhere.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, DeviceLostError | torch.AcceleratorError):
+            return True
+        if any(sign in str(seen) for sign in _LOST):
+            return True
+        if isinstance(seen, ExhaustedError) and any(f.kind in _LOST_KINDS for f in seen.failures):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False
 
 
 def out_of_memory(error: BaseException) -> bool:

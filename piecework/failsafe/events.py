@@ -34,7 +34,8 @@ class Failure:
 
 @dataclass(frozen=True)
 class Event:
-    """A move: `source` failed, and `target` was made in its place, which took `seconds`.
+    """A move: `source` failed, and `target` was made in its place, which took `seconds`, with
+    letting go of what was there before.
 
     `at` is the time of the failure in seconds since the epoch. `done`: the target works; without it the
     next event says how that one failed, or there was no device left.

@@ -118,12 +118,13 @@ class Failover(Generic[M]):
             if self.is_at_last_device:
                 raise self._exhausted()
             self._moving = True
+        began = now()
         # Without the lock: this takes long, and readers must not wait.
         try:
             if self._retire is not None:
                 self._gone = True
                 self._retire(self._active.model)
-            made = self._make(generation + 1)
+            made = self._make(generation + 1, began)
             with self._changed:
                 self._active, self._gone = made, False
                 self._release_source()
@@ -159,13 +160,13 @@ class Failover(Generic[M]):
             self._retire(old.model)
         return self._active
 
-    def _make(self, generation: int) -> Active[M]:
-        """Make a model on the next device that can."""
+    def _make(self, generation: int, since: float | None = None) -> Active[M]:
+        """Make a model on the next device that can; `since` is when the last one was known to fail."""
         assert self._factory is not None
         first = self._tried + 1
         for index in range(first, len(self.devices)):
             source, self._tried = self._tried, index
-            device, began = self.devices[index], now()
+            device, began, since = self.devices[index], since or now(), None
             try:
                 model = self._factory(device)
                 if model is None:

@@ -17,7 +17,7 @@ from piecework.errors import DeviceError
 from piecework.ops.attention_int8 import SCALE_DTYPE
 
 Ints = NDArray[np.integer]
-_PAGES_AT_ONCE = 64  # a copy goes through a temporary of so many pages of one layer
+PAGES_AT_ONCE = 64  # a copy goes through a temporary of so many pages of one layer
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class PagedKVCache:
         if not moves:
             return 0
         index = [self.device.place(torch.tensor(list(pages))) for pages in (moves.values(), moves.keys())]
-        to, from_ = (part.split(_PAGES_AT_ONCE) for part in index)
+        to, from_ = (part.split(PAGES_AT_ONCE) for part in index)
         tensors = self.tensors().values()
         for tensor in tensors:
             for new, old in zip(to, from_, strict=True):

@@ -16,6 +16,7 @@ from piecework.devices.injected import read_faults
 from piecework.devices.registry import device_class
 from piecework.errors import EngineDeadError, RequestError
 from piecework.failsafe.audit import AuditMissError
+from piecework.failsafe.errors import is_device_error, loses_memory
 from piecework.failsafe.events import Event, Stage
 from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
@@ -117,6 +118,22 @@ class Runners:
         """True where a device was given up, and none could take over."""
         return self._failover is not None and self._failover.is_gone
 
+    def doubt(self, error: Exception | None = None) -> str | None:
+        """Say why the cache in use must not go on elsewhere, after `error` or by hand; None where it may.
+
+        What an audit is there to check is never believed without one.
+        """
+        if self.reference is not None and not self._on_reference:
+            return "its numbers are audited"
+        if error is None:
+            return None
+        return f"the device is lost ({type(error).__name__})" if loses_memory(error) else None
+
+    def moves(self, error: Exception) -> bool:
+        """True where another device would go on after `error` in a step."""
+        audited = isinstance(error, AuditMissError)
+        return audited or (self.can_move and is_device_error(error, "run"))
+
     def successor(self, error: Exception) -> Loaded | None:
         """Load on the next device where `error` is a failure of this one, else return None.
 
@@ -206,13 +223,17 @@ class Runners:
             message = f"device={name!r} is not allowed: one of {', '.join(devices)}, as it was started with"
             raise RequestError(message, param="device", code="unknown_device")
 
+    def in_use(self, name: str) -> bool:
+        """True where `name` is in use as a device of the list, not as the reference of an audit."""
+        return name == self.active_device and not self._on_reference
+
     def move_to(self, name: str) -> Loaded | None:
         """Load on a device of the list that an operator asks for, and let go of the one in use.
 
         Returns None where that is in use already. Raises what `load` raises; all stays as it is then.
         """
         self.check(name)
-        if name == self.active_device and not self._on_reference:
+        if self.in_use(name):
             return None
         began, source, self._at_rest = now(), self.active_device, False
         if self._failover is not None:

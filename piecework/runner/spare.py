@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from piecework.compile.base import CompileContext, CompiledPiece, CompileError, Compiler, write_results
 from piecework.compile.registry import make_compiler
 from piecework.devices import Device, make_device
+from piecework.failsafe.errors import loses_memory
 from piecework.failsafe.events import Stage
 from piecework.failsafe.failover import Active, Failover
 from piecework.failsafe.policy import Policy
@@ -30,11 +31,15 @@ class Spares:
 
 @dataclass(frozen=True)
 class PiecePolicy(Policy):
-    """A Policy by which a piece stays that is none for its compiler: it runs uncompiled where it is."""
+    """A Policy by which a piece stays that is none for its compiler: it runs uncompiled where it is.
+
+    One whose inputs are lost with its device can't be called again elsewhere: the whole model has to move.
+    """
 
     def moves(self, error: BaseException, stage: Stage) -> bool:
         """Say whether `error` at `stage` is for the next device."""
-        return not isinstance(error, CompileError) and super().moves(error, stage)
+        stays = isinstance(error, CompileError) or (stage == "run" and loses_memory(error))
+        return not stays and super().moves(error, stage)
 
 
 class FailsafeCompiler:

@@ -50,6 +50,12 @@ def failover_metrics(service: Service) -> Iterator[Metric]:
     yield _histogram(
         "failover_detection", "the begin of a step to the error that it failed with", pauses.detections
     )
+    tokens = CounterMetricFamily(
+        "piecework_failover_kv_tokens", "Tokens of running requests at takeovers, by way", labels=["way"]
+    )
+    tokens.add_metric(["copied"], pauses.copied_tokens)
+    tokens.add_metric(["computed"], pauses.computed_tokens)
+    yield tokens
     standby = service.standby()
     if standby is not None:
         warm = GaugeMetricFamily("piecework_standby_warm", "1 where a standby is ready", labels=["device"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,9 +23,15 @@ def test_a_batch_that_loses_its_device_is_timed_and_checked(tmp_path: Path) -> N
         **SETTINGS,
     }
     options = FailoverOptions(batch_sizes="2", input_len=8, output_len=8, fail_at=4, repeats=1)
+    lost = replace(options, standbys="warm", kind="lost")
+    (again,) = run_failover(settings, lost)["cases"]
+    assert (again["copied_tokens"], again["outputs_equal"]) == (0, 2)
+    assert again["computed_tokens"] == again["tokens"] - 2
     report = run_failover(settings, options)
     assert [case["standby"] for case in report["cases"]] == ["cold", "warm"]
     for case in report["cases"]:
+        assert case["copied_tokens"] == case["tokens"] - 2  # all but the last one of each
+        assert case["computed_tokens"] == 0 and 0 < case["copy_ms"] < case["gap_ms"]
         assert (case["from"], case["to"], case["outputs_equal"], case["outputs_compared"]) == (
             "sim",
             "cpu",

@@ -109,7 +109,7 @@ def test_faults_belong_to_places_in_the_list():
         ("point=run,point=run", "each at most once"),
         ("point=run,where=here", "point="),
         ("point=boot", "one of compile, run"),
-        ("point=run,kind=sulk", "one of error, hang, abort, nan, wrong"),
+        ("point=run,kind=sulk", "one of error, lost, hang, abort, nan, wrong"),
         ("point=run,step=x", "a whole number as step"),
         ("point=run,step=+", "a whole number as step"),
         ("point=run,kind=nan,where=here", "one of results, row, cache, replay"),

@@ -70,7 +70,7 @@ def test_an_abort_ends_the_process():
 def test_a_plan_that_cannot_happen_is_refused():
     with pytest.raises(ConfigError, match=r"fault\.point='boot' is not allowed: one of compile, capture"):
         Fault("boot", 0)
-    with pytest.raises(ConfigError, match=r"fault\.kind='sulk' is not allowed: one of error, hang"):
+    with pytest.raises(ConfigError, match=r"fault\.kind='sulk' is not allowed: one of error, lost, hang"):
         Fault("step", 0, "sulk")
     with pytest.raises(ConfigError, match="only a step has results"):
         Fault("capture", 0, "nan")

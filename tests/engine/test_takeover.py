@@ -208,6 +208,18 @@ def test_a_piece_that_fails_in_a_step_moves_alone(make_service, clean, caplog):
     assert len([r for r in caplog.records if r.name == "piecework.failsafe"]) == 1
 
 
+def test_a_piece_whose_device_is_lost_does_not_move_alone(make_service, clean):
+    """Its inputs are gone, and so is all else."""
+    service = make_service(
+        device="sim,cpu", inject_fault="point=run,device=0,step=7,piece=2,kind=lost", **SMALL
+    )
+    tokens, _, texts = collect(service)
+    assert (tokens, texts) == clean
+    (event,) = service.failovers()
+    assert (event.stage, event.kind, service.device_name) == ("run", "DeviceLostError", "cpu")
+    assert service.graph_counters()["body"]["moved_pieces"] == 0
+
+
 def test_the_switch_off_and_a_single_device_keep_the_first_error(make_service):
     with pytest.raises(DeviceError, match="planned fault at compile 0"):
         make_service(device="sim,cpu", failover="off", inject_fault="point=compile", **SMALL)

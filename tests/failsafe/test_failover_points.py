@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import logging
+import time
 
 import pytest
 import torch
 from failsafe_rig import Rig, SimModel, trace
 
-from piecework.errors import ConfigError, DeviceError, ModelError, RequestError
+from piecework.errors import (
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    ModelError,
+    RequestError,
+    WorkerLostError,
+)
 from piecework.failsafe.element import create
-from piecework.failsafe.errors import ExhaustedError, is_device_error
+from piecework.failsafe.errors import ExhaustedError, is_device_error, loses_memory
+from piecework.failsafe.events import Failure
+from piecework.failsafe.failover import Failover
 from piecework.failsafe.policy import Policy
 
 X = torch.arange(4.0)
@@ -192,3 +202,27 @@ def test_which_errors_are_a_devices():
     assert not is_device_error(RuntimeError("a bug"), "run") and not is_device_error(
         KeyboardInterrupt(), "run"
     )
+
+
+def test_after_which_errors_memory_is_lost():
+    accelerator = torch.AcceleratorError("an illegal memory access was encountered")
+    lost = DeviceLostError("x", "run", "gone")
+    for error in (accelerator, lost, WorkerLostError("w", "died"), RuntimeError("HIP error: hang")):
+        assert loses_memory(error)
+        assert loses_memory(ExhaustedError([Failure.of("x", "run", error)]))
+        wrapped = DeviceError("x", "run", "it failed")
+        wrapped.__cause__ = error
+        assert loses_memory(wrapped)
+    for error in (
+        DeviceError("x", "run", "planned"),
+        RuntimeError("Exception from src/inference/src/cpp/infer_request.cpp:223"),
+        ExhaustedError([Failure.of("x", "run", DeviceError("x", "run", "planned"))]),
+    ):
+        assert is_device_error(error, "run") and not loses_memory(error)
+
+
+def test_what_a_move_takes_begins_with_letting_the_old_model_go():
+    failover = Failover(["a", "b"], str, Policy(), retire=lambda model: time.sleep(0.05))
+    failover.advance(0, "run", DeviceError("a", "run", "gone"))
+    (event,) = failover.events
+    assert 0.05 <= event.seconds < 5

@@ -95,3 +95,33 @@ def test_a_device_is_moved_to_and_back(service: Service) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "unknown_device")
     assert "device='npu' is not allowed: one of cpu, sim" in answer.json()["error"]["message"]
     assert move({}).status_code == move({"device": 3}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"cpu",
+        b"null",
+        b"[]",
+        b'["cpu"]',
+        b'{"device": null}',
+        b'{"device": ""}',
+        b'{"device": "cpu,sim"}',
+        b'{"device": " sim"}',
+        b'{"device": ["sim"]}',
+        b'{"device": {"sim": 1}}',
+        rb'{"device": "sim\u0000"}',
+        rb'{"device": "\ud800"}',
+        b'{"device": "sim", "force": true}',
+        b'{"device": "sim"',
+        b"\xff\xfe",
+        b'{"device": "' + b"x" * 100_000 + b'"}',
+    ],
+)
+def test_rubbish_moves_nothing(service: Service, content: bytes) -> None:
+    moves = len(service.failovers())
+    headers = {**KEY, "Content-Type": "application/json"}
+    answer = ask(service, "secret", "POST", "/admin/device", content=content, headers=headers)
+    assert answer.status_code == 400 and answer.json()["error"]["message"], answer.text
+    assert len(service.failovers()) == moves and service.device_name == "cpu"

@@ -74,6 +74,10 @@ def check(
     assert server.metric(f"piecework_failover_total{{{labels}}}") == 1
     assert int(paused) <= server.metric("piecework_failover_gap_seconds_count") <= CLIENTS
     assert server.metric("piecework_failover_detection_seconds_count") == 1
+    copied, computed = (
+        server.metric(f'piecework_failover_kv_tokens_total{{way="{way}"}}') for way in ("copied", "computed")
+    )
+    assert (copied > 0, computed > 0) == (paused and reason == "DeviceError", reason == "WorkerLostError")
     assert server.metric('piecework_active_device{device="cpu"}') == 1
     assert server.metric('piecework_active_device{device="sim"}') == 0
     assert server.log.count("took over") == 1 and "Traceback" not in server.log

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from piecework.errors import ConfigError, DeviceError
+from piecework.errors import ConfigError, DeviceError, DeviceLostError
 
 _POINTS = ("compile", "capture", "step")
-_KINDS = ("error", "hang", "abort", "nan", "wrong")
+_KINDS = ("error", "lost", "hang", "abort", "nan", "wrong")
 
 
 @dataclass(frozen=True)
 class Fault:
     """At number `index` of `point` (a distinct piece's compile, a capture, a step; from 0), do `kind`.
 
-    `error` raises DeviceError; `hang` waits until `Faults.release`; `abort` ends the process as a crash in
-    native code does; `nan` and `wrong` (every value off by one) spoil a step's results without a word.
+    `error` raises DeviceError, `lost` DeviceLostError; `hang` waits until `Faults.release`; `abort` ends the
+    process as a crash in native code does; `nan` and `wrong` (every value off by one) spoil a step's results
+    without a word.
     """
 
     point: str
@@ -33,7 +34,9 @@ class Fault:
         if self.kind not in _KINDS:
             raise ConfigError("fault.kind", self.kind, "one of " + ", ".join(_KINDS))
         if self.kind in ("nan", "wrong") and self.point != "step":
-            raise ConfigError("fault.kind", self.kind, "error, hang or abort, since only a step has results")
+            raise ConfigError(
+                "fault.kind", self.kind, "error, lost, hang or abort, since only a step has results"
+            )
 
 
 class Faults:
@@ -60,6 +63,8 @@ def strike(kind: str | None, device: str, point: str, index: int, released: thre
     """Do what happens before there are results; a hang lasts until `released`."""
     if kind == "error":
         raise DeviceError(device, point, f"planned fault at {point} {index}")
+    if kind == "lost":
+        raise DeviceLostError(device, point, f"planned loss at {point} {index}")
     if kind == "hang":
         released.wait()
     if kind == "abort":

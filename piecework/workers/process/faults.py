@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from piecework.errors import CaptureError, ConfigError, DeviceError, ModelError, WorkerError
+from piecework.errors import (
+    CaptureError,
+    ConfigError,
+    DeviceError,
+    DeviceLostError,
+    ModelError,
+    WorkerError,
+)
 from piecework.workers.process.messages import Fault
 
 _PLAIN = (type(None), bool, int, float, str)
@@ -13,6 +20,7 @@ _MADE: dict[str, Callable[..., Exception]] = {
     "ConfigError": ConfigError,
     "ModelError": ModelError,
     "DeviceError": DeviceError,
+    "DeviceLostError": DeviceLostError,
     "CaptureError": CaptureError,
 }
 
