@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,10 +40,6 @@ class Plan:
     rows: Rows | None
     moved: int
     runs: np.ndarray
-    address: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "address", self.runs.ctypes.data)
 
 
 @dataclass(frozen=True)
@@ -60,6 +57,10 @@ class Change:
     kv_dim_dst: int
     live: int | None = None
     plan: Plan = field(init=False)
+    moved: int = field(init=False)
+    on_cpu: bool = field(init=False)
+    record: bytes = field(init=False)
+    """TensorMove of native/src/move.h; it points into the plan."""
 
     def __post_init__(self) -> None:
         src, dst = self.src, self.dst
@@ -74,6 +75,10 @@ class Change:
             rule = "both must start at the same address"
             raise RelayoutError("data_ptr", hex(src.data_ptr()), hex(dst.data_ptr()), rule)
         object.__setattr__(self, "plan", plan)
+        object.__setattr__(self, "moved", plan.moved)
+        object.__setattr__(self, "on_cpu", src.is_cpu)
+        record = struct.pack("3q", dst.data_ptr(), plan.runs.ctypes.data, len(plan.runs))
+        object.__setattr__(self, "record", record)
 
     def views(self) -> tuple[Tensor, Tensor]:
         """The live elements, where they are and where they shall be, with the dimensions of the target."""

@@ -41,19 +41,18 @@ def relayout(changes: Sequence[Change], method: str = "blocks", profile: Profile
     """
     profile = profile or _UNPROFILED
     with profile.time("relayout"):
-        moving = [change for change in changes if change.plan.moved]
-        for change in moving:
-            if method != "blocks" and change.dst.device.type != "cpu":
-                device = change.dst.device
-                raise RelayoutError("device", device, device, f"the method {method} is for cpu")
-            if change.plan.rows is None:
-                src, dst = change.views()
-                profile.add_bytes("relayout.temporary", change.plan.moved)
-                dst.copy_(src.clone(memory_format=torch.contiguous_format))
-        in_place = [change for change in moving if change.plan.rows is not None]
+        moving = [change for change in changes if change.moved]
+        if method != "blocks":
+            _refuse_other_devices(moving, method)
+        apart = [change for change in moving if change.plan.rows is None]
+        for change in apart:
+            src, dst = change.views()
+            profile.add_bytes("relayout.temporary", change.moved)
+            dst.copy_(src.clone(memory_format=torch.contiguous_format))
+        in_place = [change for change in moving if change.plan.rows is not None] if apart else moving
         if in_place:
             METHODS[method](in_place)
-    moved = sum(change.plan.moved for change in moving)
+    moved = sum([change.moved for change in moving])
     profile.add_bytes("relayout.moved", moved)
     return moved
 
@@ -102,3 +101,10 @@ def move_in_place(
     flat = buffer.view(-1).view(torch.uint8)[: room * dtype.itemsize].view(dtype)
     src, dst = (flat.as_strided(tuple(shape), tuple(s)) for s in (src_strides, dst_strides))
     return copy_tensor_in_place(src, dst, kv_dim, kv_dim, live=live, method=method, profile=profile)
+
+
+def _refuse_other_devices(changes: Sequence[Change], method: str) -> None:
+    for change in changes:
+        if not change.on_cpu:
+            device = change.dst.device
+            raise RelayoutError("device", device, device, f"the method {method} is for cpu")

@@ -1,5 +1,4 @@
-// Threads take pieces of a tensor's bytes in the order in which they must move. A piece waits until the others
-// have read what lies where it is written.
+// Threads share out the bytes that move: whole tensors, and slices of those that lie across a bound.
 #include "move.h"
 
 #include <omp.h>
@@ -8,6 +7,7 @@
 #include <atomic>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #ifdef __AVX2__
@@ -17,8 +17,8 @@
 namespace piecework {
 namespace {
 
-constexpr int64_t PIECE = 32 * 1024;
 constexpr int64_t ALONE = 96 * 1024;  // bytes that one thread moves sooner than it wakes another
+constexpr int64_t SLICE = 8 * 1024;   // bytes that a thread moves at least of a tensor that it shares
 
 #ifdef __AVX512F__
 typedef __m512i wide;
@@ -33,14 +33,20 @@ typedef int64_t wide __attribute__((vector_size(16)));
 inline void stream(wide* to, wide x) { *to = x; }
 inline void finish_stream() {}
 #endif
-constexpr int64_t WIDTH = sizeof(wide), LINES = 4 * WIDTH;  // LINES: bytes that are read before any is written
+constexpr int64_t WIDTH = sizeof(wide), LINES = 4 * WIDTH;
+
+inline wide read(const char* from) {
+  wide x;
+  memcpy(&x, from, WIDTH);
+  return x;
+}
 
 // Past the caches with STREAM: memory that is only written to isn't read first.
-template <bool STREAM>
+template <bool STREAM, int COUNT>
 inline void move_lines(char* to, const char* from) {
-  wide part[LINES / WIDTH];
-  memcpy(part, from, LINES);
-  for (int i = 0; i < LINES / WIDTH; ++i)
+  wide part[COUNT];
+  for (int i = 0; i < COUNT; ++i) part[i] = read(from + i * WIDTH);
+  for (int i = 0; i < COUNT; ++i)
     if (STREAM)
       stream((wide*)to + i, part[i]);
     else
@@ -50,102 +56,192 @@ inline void move_lines(char* to, const char* from) {
 // memmove with whole lines of the target written at once. `up`: to > from, and the end goes first.
 template <bool STREAM>
 void move_row(char* to, const char* from, int64_t size, bool up) {
-  if (up) {
-    const int64_t odd = std::min<int64_t>(size, (uintptr_t)(to + size) % WIDTH);
-    size -= odd;
-    memmove(to + size, from + size, odd);
-    for (; size >= LINES; size -= LINES) move_lines<STREAM>(to + size - LINES, from + size - LINES);
+  if (size < WIDTH) {
     memmove(to, from, size);
-  } else {
-    int64_t done = std::min<int64_t>(size, -(uintptr_t)to % WIDTH);
-    memmove(to, from, done);
-    for (; done + LINES <= size; done += LINES) move_lines<STREAM>(to + done, from + done);
-    memmove(to + done, from + done, size - done);
+    return;
   }
+  const wide first = read(from), last = read(from + size - WIDTH);  // before either is overwritten
+  if (up) {
+    int64_t at = size - (uintptr_t)(to + size) % WIDTH;
+    for (; at >= LINES; at -= LINES) move_lines<STREAM, 4>(to + at - LINES, from + at - LINES);
+    for (; at >= WIDTH; at -= WIDTH) move_lines<STREAM, 1>(to + at - WIDTH, from + at - WIDTH);
+  } else {
+    int64_t at = -(uintptr_t)to % WIDTH;
+    for (; at + LINES <= size; at += LINES) move_lines<STREAM, 4>(to + at, from + at);
+    for (; at + WIDTH <= size; at += WIDTH) move_lines<STREAM, 1>(to + at, from + at);
+  }
+  memcpy(to, &first, WIDTH);
+  memcpy(to + size - WIDTH, &last, WIDTH);
 }
 
-// The bytes of a run without the gaps between its rows, in pieces.
-struct Pieces {
+// The sources of a run, as addresses from a tensor's start, gaps between rows among them.
+struct Sources {
   RowRun run;
-  int64_t bytes, count;
+  bool up;
 
-  explicit Pieces(const RowRun& r) : run(r), bytes(r.rows * r.size), count((bytes + PIECE - 1) / PIECE) {}
+  explicit Sources(const RowRun& r) : run(r), up(r.last != 0) {
+    if (run.rows == 1) run.from_stride = run.to_stride = run.size;
+  }
 
-  int64_t begin(int64_t i) const { return run.last ? std::max<int64_t>(0, bytes - (i + 1) * PIECE) : i * PIECE; }
-  int64_t end(int64_t i) const { return run.last ? bytes - i * PIECE : std::min(bytes, (i + 1) * PIECE); }
+  int64_t begin() const { return run.from; }
+  int64_t end() const { return run.from + run.rows * run.from_stride; }
 
-  // The last piece that must have been read before piece i is written; -1: none.
-  int64_t needed(int64_t i) const {
-    const int64_t edge = run.last ? begin(i) : end(i) - 1;  // the byte whose target lies deepest in the sources
-    const int64_t offset = run.to + edge / run.size * run.to_stride + edge % run.size - run.from;
-    if (offset < 0) return -1;
-    const int64_t row = run.rows == 1 ? 0 : std::min(offset / run.from_stride, run.rows - 1);
-    const int64_t inside = offset - row * run.from_stride;
-    // Up: the first byte of the sources at or behind the target. Down: the last one at or before it.
-    const int64_t byte = row * run.size + std::min(inside, run.last ? run.size : run.size - 1);
-    if (byte >= bytes) return -1;
-    return std::min(i - 1, (run.last ? bytes - 1 - byte : byte) / PIECE);
+  // The lower edge of the block below `edge`, the sources of which and the targets of which lie apart: where rows
+  // move up that which moves to `edge`, else where `edge` moves to. Nothing below begin().
+  int64_t below(int64_t edge) const {
+    const int64_t first = up ? run.to : run.from, stride = up ? run.to_stride : run.from_stride;
+    if (edge <= first) return run.from;
+    const int64_t row = std::min((edge - first) / stride, up ? run.rows - 1 : run.rows);
+    const int64_t inside = edge - first - row * stride;
+    if (up) return run.from + row * run.from_stride + std::min(inside, run.from_stride);
+    const int64_t to = run.to + row * run.to_stride + (inside < run.size ? inside : run.to_stride);
+    return std::max(run.from, std::min(edge, to));
   }
 
   template <bool STREAM>
-  void move(char* base, int64_t i) const {
-    for (int64_t low = begin(i), high = end(i); low < high;) {
-      const int64_t row = (run.last ? high - 1 : low) / run.size, start = row * run.size;
+  void move(char* base, int64_t low, int64_t high) const {
+    high = std::min(high, end());
+    while (low < high) {
+      const int64_t row = ((up ? high - 1 : low) - run.from) / run.from_stride;
+      const int64_t start = run.from + row * run.from_stride;
       const int64_t first = std::max(low, start), stop = std::min(high, start + run.size);
-      move_row<STREAM>(base + run.to + row * run.to_stride + first - start,
-                       base + run.from + row * run.from_stride + first - start, stop - first, run.last);
-      (run.last ? high : low) = run.last ? first : stop;
+      if (first < stop)
+        move_row<STREAM>(base + run.to + row * run.to_stride + first - start, base + first, stop - first, up);
+      (up ? high : low) = up ? first : start + run.from_stride;
     }
   }
 };
 
-// What a thread works on: no piece of this tensor below it is still to be read by this thread.
-struct alignas(64) Mark {
-  std::atomic<int64_t> piece{INT64_MAX};
-};
-constexpr int64_t TENSOR = int64_t(1) << 40;  // pieces are numbered through all runs of a tensor
+// A run in blocks whose sources and targets lie apart, from the end of the sources on, each as long as its rows move.
+// Small blocks are one thread's: where rows move up they come last, where they move down first.
+struct Blocks {
+  int64_t count = 0, edge;  // the small ones begin below `edge`
+  double small;             // their part of the run
 
+  Blocks(const RowRun& run, int sharers) {
+    const Sources all(run);
+    edge = all.end();
+    for (int64_t low; edge - (low = all.below(edge)) >= sharers * SLICE; edge = low) ++count;
+    small = double(edge - all.begin()) / double(all.end() - all.begin());
+  }
+};
+
+enum Phase { SHARED, OWN, REST };
+
+// The bytes of a tensor, of `size`, that a thread moves.
+struct Part {
+  int64_t low, high, size;
+};
+
+// All threads agree on who moves what: `bounds` cuts the bytes of all tensors, one behind the other.
 class Work {
  public:
-  Work(const TensorMove* moves, int64_t tensors, int threads) : moves_(moves), next_(tensors), marks_(threads) {}
+  Work(const TensorMove* moves, int64_t tensors) : moves_(moves), tensors_(tensors), finished_(tensors) {
+    for (int64_t t = 0; t < tensors; ++t) bytes_ += bytes_of(moves[t]);
+  }
 
-  // One thread's part of a tensor.
+  int64_t bytes() const { return bytes_; }
+
+  // The part of thread `me`: first of tensors that are shared, then those of its own, then what others must be
+  // done with.
   template <bool STREAM>
-  void join(int64_t t, int me) {
-    const TensorMove& tensor = moves_[t];
-    int64_t first = 0, piece = take(t, me);
-    for (int64_t r = 0; r < tensor.count; ++r) {
-      const Pieces pieces(tensor.runs[r]);
-      for (; piece < first + pieces.count; piece = take(t, me)) {
-        wait(t, first + pieces.needed(piece - first), me);
-        pieces.move<STREAM>(tensor.base, piece - first);
+  void run(int me, int threads) {
+    const std::vector<int64_t> bounds = cut(threads);
+    for (const Phase phase : {SHARED, OWN, REST}) {
+      int64_t start = 0;
+      for (int64_t t = 0; t < tensors_ && start < bounds[me + 1]; ++t) {
+        const int64_t size = bytes_of(moves_[t]), end = start + size;
+        const Part part{std::max(start, bounds[me]) - start, std::min(end, bounds[me + 1]) - start, size};
+        if (part.low < part.high && (phase == OWN) == (part.high - part.low == size)) {
+          int sharers = 0;
+          for (int i = 0; i < threads; ++i) sharers += std::max(start, bounds[i]) < std::min(end, bounds[i + 1]);
+          if (phase == OWN)
+            move_all<STREAM>(moves_[t]);
+          else if (phase == SHARED)
+            move_slices<STREAM>(t, part, sharers);
+          else
+            move_rest<STREAM>(t, part, sharers);
+        }
+        start = end;
       }
-      first += pieces.count;
     }
-    marks_[me].piece = INT64_MAX;
   }
 
  private:
-  // The mark is there before the piece is taken: whoever takes a later one sees it.
-  int64_t take(int64_t t, int me) {
-    marks_[me].piece = t * TENSOR + next_[t];
-    const int64_t piece = next_[t]++;
-    marks_[me].piece = t * TENSOR + piece;
-    return piece;
+  static int64_t bytes_of(const TensorMove& move) {
+    int64_t bytes = 0;
+    for (int64_t r = 0; r < move.count; ++r) bytes += move.runs[r].rows * move.runs[r].size;
+    return bytes;
   }
 
-  void wait(int64_t t, int64_t needed, int me) const {
-    for (int other = 0; other < int(marks_.size()); ++other)
-      for (int64_t tries = 0; other != me; ++tries) {
-        const int64_t piece = marks_[other].piece - t * TENSOR;
-        if (piece < 0 || piece > needed) break;
-        if (tries > 1000) std::this_thread::yield();
+  // Even shares, but only of tensors that can be shared, and no small part of one.
+  std::vector<int64_t> cut(int threads) const {
+    std::vector<int64_t> bounds(threads + 1);
+    int64_t start = 0, t = 0;
+    for (int i = 1; i < threads; ++i) {
+      const int64_t even = bytes_ / threads * i;
+      for (; start + bytes_of(moves_[t]) <= even; ++t) start += bytes_of(moves_[t]);
+      const int64_t size = bytes_of(moves_[t]), part = even - start;
+      const int sharers = int(std::min<int64_t>(threads, size / (bytes_ / threads) + 2));
+      const bool whole = moves_[t].count > 1 || Blocks(moves_[t].runs[0], sharers).small * size > part;
+      const int64_t least = whole ? size / 2 : size / 8;
+      bounds[i] = part <= least ? start : part >= size - least ? start + size : even;
+    }
+    bounds[threads] = bytes_;
+    return bounds;
+  }
+
+  template <bool STREAM>
+  static void move_all(const TensorMove& move) {
+    for (int64_t r = 0; r < move.count; ++r) {
+      const Sources all(move.runs[r]);
+      all.move<STREAM>(move.base, all.begin(), all.end());
+    }
+  }
+
+  // A slice of a run's first block, and what moves to where that was or where that moves to, and so on, is a
+  // thread's: it reads nothing that another one writes.
+  template <bool STREAM>
+  void move_slices(int64_t t, Part part, int sharers) {
+    const Sources all(moves_[t].runs[0]);
+    const Blocks blocks(moves_[t].runs[0], sharers);
+    if (!all.up) {
+      if (part.low == 0) {
+        all.move<STREAM>(moves_[t].base, all.begin(), blocks.edge);
+        ++finished_[t];
       }
+      wait(t, 1);
+    }
+    const double small = blocks.small * part.size;  // the first sharer's, within its part
+    const auto bound = [&](int64_t at) {
+      const int64_t low = all.below(all.end());
+      if (at == part.size) return all.end();
+      return low + int64_t(double(all.end() - low) * (std::max(0., at - small) / (part.size - small)));
+    };
+    std::vector<std::pair<int64_t, int64_t>> slices(blocks.count, {bound(part.low), bound(part.high)});
+    for (size_t i = 1; i < slices.size(); ++i)
+      slices[i] = {all.below(slices[i - 1].first), all.below(slices[i - 1].second)};
+    if (!all.up) std::reverse(slices.begin(), slices.end());
+    for (const auto& [low, high] : slices) all.move<STREAM>(moves_[t].base, low, high);
+    if (all.up) ++finished_[t];
+  }
+
+  template <bool STREAM>
+  void move_rest(int64_t t, Part part, int sharers) {
+    const Sources all(moves_[t].runs[0]);
+    if (!all.up || part.low > 0) return;
+    wait(t, sharers);
+    all.move<STREAM>(moves_[t].base, all.begin(), Blocks(moves_[t].runs[0], sharers).edge);
+  }
+
+  void wait(int64_t t, int count) const {
+    for (int tries = 0; finished_[t] < count; ++tries)
+      if (tries > 1000) std::this_thread::yield();
   }
 
   const TensorMove* moves_;
-  std::vector<std::atomic<int64_t>> next_;
-  std::vector<Mark> marks_;
+  int64_t tensors_, bytes_ = 0;
+  std::vector<std::atomic<int>> finished_;
 };
 
 }  // namespace
@@ -155,20 +251,12 @@ using namespace piecework;
 
 extern "C" {
 
-// Each thread begins with tensors of its own and then helps with the others.
 void piecework_move_rows(const TensorMove* moves, int64_t tensors, int64_t stream) {
-  int64_t bytes = 0;
-  for (int64_t t = 0; t < tensors; ++t)
-    for (int64_t r = 0; r < moves[t].count; ++r) bytes += moves[t].runs[r].rows * moves[t].runs[r].size;
-  const int threads = bytes < ALONE ? 1 : omp_get_max_threads();
-  Work work(moves, tensors, threads);
-#pragma omp parallel num_threads(threads) if (threads > 1)
+  Work work(moves, tensors);
+#pragma omp parallel if (work.bytes() >= ALONE)
   {
-    const int64_t me = omp_get_thread_num(), start = me * tensors / threads;
-    for (int64_t i = 0; i < tensors; ++i) {
-      const int64_t t = (start + i) % tensors;
-      stream ? work.join<true>(t, int(me)) : work.join<false>(t, int(me));
-    }
+    const int me = omp_get_thread_num(), threads = omp_get_num_threads();
+    stream ? work.run<true>(me, threads) : work.run<false>(me, threads);
     if (stream) finish_stream();
   }
 }
