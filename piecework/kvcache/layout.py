@@ -41,7 +41,7 @@ class Rows:
         return total - staying
 
     def runs(self) -> Iterator[Run]:
-        """Yield the rows that move, in the order in which they must, as runs along the innermost dimension."""
+        """Yield the rows that move, in the order in which they must, along the innermost dimension."""
         if self.counts:
             yield from self._runs(0, 0, 0)
 

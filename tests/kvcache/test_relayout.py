@@ -262,7 +262,7 @@ def test_addresses_of_other_devices_are_not_touched(method):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_threads_share_a_tensor(threads):
-    """Of tensors of a few 100 KB each thread moves slices; the last of three threads' is a tensor's beginning."""
+    """Of tensors of a few 100 KB each thread moves slices."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

@@ -185,7 +185,7 @@ class Work {
       const int sharers = int(std::min<int64_t>(threads, size / (bytes_ / threads) + 2));
       const bool whole = moves_[t].count > 1 || Blocks(moves_[t].runs[0], sharers).small * size > part;
       const int64_t least = whole ? size / 2 : size / 8;
-      bounds[i] = part <= least ? start : part >= size - least ? start + size : even;
+      bounds[i] = std::max(bounds[i - 1], part <= least ? start : part >= size - least ? start + size : even);
     }
     bounds[threads] = bytes_;
     return bounds;
