@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from piecework.bench.options import RELAYOUT_MOVES
 from piecework.devices import Device
-from piecework.kvcache.layout import rows_of
 from piecework.kvcache.relayout import Change, relayout
-from piecework.kvcache.row_moves import call_kernel, row_runs
 from piecework.native import library
 
 _PROCESS = Path("/proc/self")
@@ -93,10 +93,10 @@ class Case:
         kernels = library()
         if self._device.relayout == "rows" and kernels is not None:
             runs = [
-                [(change.src.data_ptr(), spare.data_ptr(), 0, 0, 1, size, 0)]
+                (change.src.data_ptr(), spare.data_ptr(), 0, 0, 1, size, 0)
                 for change, spare, size in zip(self.changes, self._spare, share, strict=True)
             ]
-            return lambda: call_kernel(kernels, runs, False)
+            return _copies(kernels, runs)
         flat = [c.src.as_strided((c.src.numel(),), (1,)) for c in self.changes]
         counts = [size // spare.itemsize for size, spare in zip(share, self._spare, strict=True)]
 
@@ -112,17 +112,12 @@ class Case:
         if self._device.relayout == "rows" and kernels is not None:
             out, back = [], []
             for change, spare in zip(self.changes, self._spare, strict=True):
-                rows = rows_of(change.src.shape, change.src.stride(), change.dst.stride())
-                ((src, dst, src_step, dst_step, count, size, _),) = row_runs(change.src, rows)
-                there = spare.data_ptr()
-                out.append([(src + src_step, there, src_step, size, count - 1, size, 0)])
-                back.append([(there, dst + dst_step, size, dst_step, count - 1, size, 0)])
-
-            def rows_out_and_back() -> None:
-                call_kernel(kernels, out, False)
-                call_kernel(kernels, back, False)
-
-            return rows_out_and_back
+                ((src, dst, src_step, dst_step, count, size, _),) = change.plan.runs.tolist()
+                base, there = change.src.data_ptr(), spare.data_ptr()
+                out.append((base + src, there, src_step, size, count, size, 0))
+                back.append((there, base + dst, size, dst_step, count, size, 0))
+            first, second = _copies(kernels, out), _copies(kernels, back)
+            return lambda: (first(), second())
 
         def out_and_back() -> None:
             for change, spare in zip(self.changes, self._spare, strict=True):
@@ -132,6 +127,18 @@ class Case:
                 change.dst[:, first:].copy_(whole)
 
         return out_and_back
+
+
+def _copies(kernels: ctypes.CDLL, runs: Sequence[tuple[int, ...]]) -> Callable[[], object]:
+    """Each run by memcpy from buffer to buffer, shared evenly by all threads; the call is made ready."""
+    packed = np.array(runs, np.int64)
+    arguments = ctypes.c_void_p(packed.ctypes.data), ctypes.c_int64(len(packed))
+
+    def copy() -> None:
+        assert packed.size  # what the kernel reads stays
+        kernels.piecework_copy_rows(*arguments)
+
+    return copy
 
 
 def extra_bytes(device: Device, run: Callable[[], object]) -> int | None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from torch import Tensor
-
+from piecework.kvcache.change import Change
 from piecework.kvcache.layout import Rows, Run, direction
 
 _MOST_CHUNKS = 32
@@ -50,8 +49,6 @@ def _growing(run: Run, row: int, bounce: int) -> Iterator[Block]:
             continue
         count -= 1
         from_, to = src + count * src_stride, dst + count * dst_stride
-        if from_ == to:
-            return  # so have all rows before it stayed
         yield from reversed(list(_chunks(from_, to, row, to - from_, bounce)))
 
 
@@ -66,8 +63,7 @@ def _shrinking(run: Run, row: int, bounce: int) -> Iterator[Block]:
             first = after
             continue
         first += 1
-        if from_ != to:
-            yield from _chunks(from_, to, row, from_ - to, bounce)
+        yield from _chunks(from_, to, row, from_ - to, bounce)
 
 
 def _chunks(src: int, dst: int, row: int, distance: int, bounce: int) -> Iterator[Block]:
@@ -78,11 +74,14 @@ def _chunks(src: int, dst: int, row: int, distance: int, bounce: int) -> Iterato
         yield Block(src + start, dst + start, 1, 0, 0, part, overlap)
 
 
-def move_blocks(flat: Tensor, rows: Rows) -> None:
-    """Move rows within `flat`, one dimension and dense, from its first element on."""
-    base = flat.storage_offset()
-    for block in blocks_of(rows, max(1, _BOUNCE_BYTES // flat.itemsize)):
-        shape = (block.length, block.size)
-        source = flat.as_strided(shape, (block.src_stride, 1), base + block.src)
-        target = flat.as_strided(shape, (block.dst_stride, 1), base + block.dst)
-        target.copy_(source.clone() if block.bounce else source)
+def move_blocks(changes: Sequence[Change]) -> None:
+    """Move each tensor by copies within its memory, one after the other."""
+    for change in changes:
+        assert change.plan.rows is not None
+        flat = change.flat()
+        base = flat.storage_offset()
+        for block in blocks_of(change.plan.rows, max(1, _BOUNCE_BYTES // flat.itemsize)):
+            shape = (block.length, block.size)
+            source = flat.as_strided(shape, (block.src_stride, 1), base + block.src)
+            target = flat.as_strided(shape, (block.dst_stride, 1), base + block.dst)
+            target.copy_(source.clone() if block.bounce else source)

@@ -41,14 +41,19 @@ class Rows:
         return total - staying
 
     def runs(self) -> Iterator[Run]:
-        """Yield the rows in the order in which they must move, as runs along the innermost dimension."""
+        """Yield the rows that move, in the order in which they must, along the innermost dimension."""
         if self.counts:
             yield from self._runs(0, 0, 0)
 
     def _runs(self, level: int, src: int, dst: int) -> Iterator[Run]:
         count, src_stride, dst_stride = self.counts[level], self.src[level], self.dst[level]
         if level == len(self.counts) - 1:
-            yield Run(src, dst, count, src_stride, dst_stride)
+            if src == dst and src_stride == dst_stride:
+                return
+            stays = int(src == dst)
+            yield Run(
+                src + stays * src_stride, dst + stays * dst_stride, count - stays, src_stride, dst_stride
+            )
             return
         forward = range(count)
         for i in reversed(forward) if direction(self) == "last to first" else forward:

@@ -13,7 +13,6 @@ from torch import Tensor
 from piecework.devices import Device
 from piecework.errors import DeviceError
 from piecework.kvcache.capacity import Capacities
-from piecework.kvcache.layout import rows_of
 from piecework.kvcache.paged import LayerShape
 from piecework.kvcache.relayout import Change, relayout
 from piecework.profile import Profile
@@ -144,8 +143,7 @@ class StaticKVCache:
             ):
                 src, dst = (view(layer, slot, x.capacity).narrow(dim, 0, live) for x in (old, new))
                 changes.append(Change(src, dst, dim, dim))
-                rows = rows_of(tuple(dst.shape), src.stride(), dst.stride())
-                self.moved_bytes[f"{reason}.{name}"] += rows.moving * rows.row * dst.itemsize
+                self.moved_bytes[f"{reason}.{name}"] += changes[-1].plan.moved
         moved = relayout(changes, self.device.relayout, self._profile)
         self._profile.add_bytes(f"kv.{reason}", moved)
 

@@ -258,3 +258,20 @@ def test_addresses_of_other_devices_are_not_touched(method):
     view = torch.empty((2, 3), device="meta")
     wide = torch.empty(12, device="meta").as_strided((2, 3), (6, 1))
     refused(f"the method {method} is for cpu", view, wide, 1, 1, method=method)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_threads_share_a_tensor(threads):
+    """Of tensors of a few 100 KB each thread moves slices."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for shape, kv_dim in (((1, 2, 1000, 130), 2), ((1, 4, 64, 1001), 3), ((2, 70000), 1)):
+            tokens = shape[kv_dim]
+            for capacity in (tokens + 1, tokens + tokens // 10, tokens + tokens // 2, 3 * tokens):
+                low, high = (strides_of(shape, kv_dim, size) for size in (tokens, capacity))
+                for src, dst in ((low, high), (high, low)):
+                    moved, moving, _ = run(shape, src, dst, torch.int16, kv_dim, tokens, "rows")
+                    assert moved == moving > 0
+    finally:
+        torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-// Runs attention, the linears and look-ups on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
+// Runs attention, the linears, look-ups and moves on odd sizes, without Python: for the sanitizers. Prints "ok" at the end.
 //
 // All tensors have exactly the bytes that a call may touch, so that one byte too far is found.
 #include <cmath>
@@ -15,6 +15,7 @@
 #include "file_blocks.h"
 #include "int8_linear.h"
 #include "linear.h"
+#include "move.h"
 #include "run.h"
 
 extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
@@ -25,6 +26,7 @@ extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
 extern "C" void piecework_embedding_int8(const piecework::Int8EmbeddingCall*);
 extern "C" void piecework_embedding_blocks(const piecework::BlockEmbeddingCall*);
 extern "C" void piecework_dequantise_rows(const piecework::DequantiseCall*);
+extern "C" void piecework_move_rows(const piecework::TensorMove*, int64_t, int64_t);
 extern "C" void piecework_pack_rows(const piecework::PackCall*);
 
 namespace {
@@ -276,6 +278,23 @@ void all() {
   attentions<T, int8_t>();
 }
 
+// Two tensors of `rows` rows move from strides of `small` to `large` and back; one may be shared by threads.
+void move(int64_t rows, int64_t size, int64_t small, int64_t large, bool stream) {
+  Buffer<uint8_t> buffers[] = {Buffer<uint8_t>((rows - 1) * large + size), Buffer<uint8_t>((rows - 1) * large + size)};
+  const auto value = [](int64_t t, int64_t i) { return uint8_t(i * 7 + i / 251 + t); };
+  for (int64_t t = 0; t < 2; ++t)
+    for (int64_t i = 0; i < rows * size; ++i) buffers[t].data[i / size * small + i % size] = value(t, i);
+  for (const bool up : {true, false}) {
+    const int64_t from = up ? small : large, to = up ? large : small;
+    const RowRun run{from, to, from, to, rows - 1, size, up};
+    const TensorMove moves[] = {{(char*)buffers[0].data.get(), &run, 1}, {(char*)buffers[1].data.get(), &run, 1}};
+    piecework_move_rows(moves, 2, stream);
+    for (int64_t t = 0; t < 2; ++t)
+      for (int64_t i = 0; i < rows * size; ++i)
+        expect(buffers[t].data[i / size * to + i % size] == value(t, i), "move_rows");
+  }
+}
+
 }  // namespace
 
 int main() {
@@ -290,5 +309,10 @@ int main() {
   embedding();
   dequantise();
   pieces();
+  for (const bool stream : {false, true}) {
+    for (int64_t size : {1, 15, 64, 1000}) move(40, size, size + 2, 3 * size + 5, stream);
+    for (int64_t large : {1100, 1537, 2048, 5000}) move(200, 1000, 1024, large, stream);
+    for (int64_t large : {150000, 190001, 400000}) move(3, 140000, 140001, large, stream);
+  }
   std::printf("ok\n");
 }

@@ -1,4 +1,4 @@
-"""Attention, the linears and look-ups in a program of their own, under the sanitizers."""
+"""Attention, the linears, look-ups and moves in a program of their own, under the sanitizers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from piecework.native import toolchain
 from piecework.native.library import SOURCES
 
 HERE = Path(__file__).parent
-NAMES = ("attention", "linear", "block_linear", "int8_linear", "embedding", "file_blocks", "run")
+NAMES = ("attention", "linear", "block_linear", "int8_linear", "embedding", "file_blocks", "run", "move")
 KERNELS = [SOURCES / f"{name}.cpp" for name in NAMES]
 compiler = toolchain.compiler()
 
