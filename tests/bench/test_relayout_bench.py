@@ -48,10 +48,11 @@ def test_extra_memory_is_measured_and_there_is_none() -> None:
     device = make_device("cpu")
     case = Case(Shape(8, 64, 4096, torch.bfloat16, "grow-1.1", 2), device)
     kept = []
-    allocated = extra_bytes(device, lambda: kept.append(torch.ones(2**22, dtype=torch.int8)))
+    # More than the allocator ever takes from memory that was freed before (mallopt(3), M_MMAP_THRESHOLD).
+    allocated = extra_bytes(device, lambda: kept.append(torch.ones(2**26, dtype=torch.int8)))
     if allocated is None:
         pytest.skip("the system doesn't tell")
-    assert allocated >= 2**21
+    assert allocated >= 2**25
     case.move("rows")()
     assert (extra_bytes(device, case.move("rows")) or 0) < 2**19 < case.moved // 16
 
