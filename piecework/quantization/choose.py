@@ -81,7 +81,9 @@ def stated_reader(checkpoint: Checkpoint) -> CompressedTensorsReader | ModelSlim
             return ModelSlimReader(tensors, description)
     if not config:
         return None
-    method = config.get("quant_method") if isinstance(config, dict) else config
+    if not isinstance(config, dict):
+        raise ModelError(f"{checkpoint.where}: quantization_config={config!r} is not an object with fields")
+    method = config.get("quant_method")
     if method != "compressed-tensors" or not isinstance(whole, SafetensorsCheckpoint):
         known = ", ".join(METHODS)
         raise ModelError(

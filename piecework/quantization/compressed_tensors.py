@@ -22,6 +22,7 @@ from piecework.quantization.reader import (
     read_scale,
     read_static_input,
     refuse_offset,
+    scheme_words,
 )
 from piecework.weights.load import Shapes
 from piecework.weights.safetensors import SafetensorsCheckpoint
@@ -38,7 +39,7 @@ class CompressedTensorsReader:
         self._groups = read_groups(config, checkpoint.where)
         self._offered = frozenset(checkpoint.names())
         self.scheme = main_scheme({group.scheme for group in self._groups.groups})
-        self.description = f"a compressed-tensors checkpoint of scheme {self.scheme}"
+        self.description = f"a compressed-tensors checkpoint of {scheme_words(self.scheme)}"
 
     def scheme_of(self, linear: str) -> Scheme | None:
         """Return what the config says of a linear."""
@@ -80,7 +81,7 @@ class CompressedTensorsReader:
             offset = f"{linear}.input_zero_point"
             present = offset if offset in self._offered else None
             static = read_static_input(self._checkpoint, f"{linear}.input_scale", present)
-        scale = read_scale(self._checkpoint, f"{linear}.weight_scale", rows).to(weight.device)
+        scale = read_scale(self._checkpoint, f"{linear}.weight_scale", weight)
         values = read_bias(self._checkpoint, f"{linear}.bias", rows, weight.device) if bias else None
         return Int8Shard(scale, values, static)
 

@@ -40,6 +40,7 @@ class Dequantised:
         self.config: dict[str, Any] = checkpoint.config
         self.generation_config: dict[str, Any] = checkpoint.generation_config
         offered = checkpoint.names()
+        self._offered = frozenset(offered)
         stems = {name.removesuffix(_SCALE) for name in offered if name.endswith(_SCALE)}
         self.linears = sorted(stem for stem in stems - set(taken) if reader.scheme_of(stem) is not None)
         hidden = {f"{stem}.{own}" for stem in self.linears for own in _OWN}
@@ -58,6 +59,8 @@ class Dequantised:
         try:
             return self._checkpoint.shape(name)
         except ModelError:
+            if f"{stem}.weight_shape" not in self._offered:
+                raise
             shape = torch.empty(2, dtype=torch.int64)
             self._checkpoint.read(f"{stem}.weight_shape", shape)
             return tuple(shape.tolist())

@@ -67,7 +67,7 @@ def read_groups(values: Mapping[str, Any], where: str) -> Groups:
     if stated.get("kv_cache_scheme") is not None:
         raise stated.error("kv_cache_scheme", "null: the KV cache is not quantised")
     sparsity = stated.get("sparsity_config") or {}
-    if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") != "dense":
+    if not isinstance(sparsity, Mapping) or sparsity.get("format", "dense") != "dense":
         raise stated.error("sparsity_config", "one of format dense, or none")
     if stated.get("transform_config"):
         raise stated.error("transform_config", "empty: rotations of activations are not supported")

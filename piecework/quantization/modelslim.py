@@ -17,11 +17,13 @@ from piecework.quantization.reader import (
     Folded,
     Int8Shard,
     Scheme,
+    check_scale,
     main_scheme,
     read_bias,
     read_scale,
     read_static_input,
     refuse_offset,
+    scheme_words,
 )
 from piecework.weights.folder import read_json
 from piecework.weights.load import Shapes
@@ -49,7 +51,7 @@ class ModelSlimReader:
         self._offered = frozenset(checkpoint.names())
         self._schemes = _read_description(description)
         self.scheme = main_scheme({scheme for scheme in self._schemes.values() if scheme})
-        self.description = f"a ModelSlim checkpoint of scheme {self.scheme}"
+        self.description = f"a ModelSlim checkpoint of {scheme_words(self.scheme)}"
 
     def scheme_of(self, linear: str) -> Scheme | None:
         """Return what the description says of a linear's weight."""
@@ -68,8 +70,9 @@ class ModelSlimReader:
         if static:
             wanted[f"{linear}.input_scale"] = wanted[f"{linear}.input_offset"] = ((1,), ())
             wanted[f"{linear}.quant_bias"] = wanted[f"{linear}.deq_scale"] = ((rows,),)
-        # quant_bias holds a static layer's bias; the float one may still lie beside it.
-        if (bias and not static) or f"{linear}.bias" in self._offered:
+        # quant_bias holds a static layer's bias; the float one may still lie beside it. Elsewhere one that
+        # the model has no place for would be lost, and with it what the checkpoint computes.
+        if f"{linear}.bias" in self._offered if static else bias:
             wanted[f"{linear}.bias"] = ((rows,),)
         return wanted
 
@@ -79,23 +82,30 @@ class ModelSlimReader:
         self._checkpoint.read(f"{linear}.weight", weight)
         if (offset := f"{linear}.weight_offset") in self._offered:
             refuse_offset(self._checkpoint, offset)
-        scale = read_scale(self._checkpoint, f"{linear}.weight_scale", rows).to(device)
+        scale = read_scale(self._checkpoint, f"{linear}.weight_scale", weight)
         if self._schemes[linear] != "w8a8-static":
             values = read_bias(self._checkpoint, f"{linear}.bias", rows, device) if bias else None
             return Int8Shard(scale, values)
         static = read_static_input(self._checkpoint, f"{linear}.input_scale", f"{linear}.input_offset")
         quant_bias = torch.empty(rows, dtype=torch.int32, device=device)
         self._checkpoint.read(f"{linear}.quant_bias", quant_bias)
-        folded = Folded(quant_bias, self._deq_scale(f"{linear}.deq_scale").to(device))
+        folded = Folded(quant_bias, self._deq_scale(f"{linear}.deq_scale", weight))
         return Int8Shard(scale, None, static, folded)
 
-    def _deq_scale(self, name: str) -> Tensor:
+    def _deq_scale(self, name: str, weight: Tensor) -> Tensor:
         """float32, or for float16 models the float32's bits in an int64."""
         scale = self._checkpoint.load(name)
-        scale = scale.to(torch.int32).view(torch.float32) if scale.dtype == torch.int64 else scale.float()
-        if not bool((scale.isfinite() & (scale >= 0)).all()):
-            raise ModelError(f"{self._checkpoint.where}: {name} holds a scale that is negative or not finite")
-        return scale
+        if scale.dtype == torch.int64:
+            bits = scale.to(torch.int32)
+            if not torch.equal(bits.long(), scale):
+                raise ModelError(f"{self._checkpoint.where}: {name} holds more than the bits of a float32")
+            scale = bits.view(torch.float32)
+        elif not scale.is_floating_point():
+            dtype = str(scale.dtype).removeprefix("torch.")
+            raise ModelError(f"{self._checkpoint.where}: {name} is {dtype}, not float32 or its bits in int64")
+        scale = scale.float()
+        check_scale(self._checkpoint, name, scale, weight)
+        return scale.to(weight.device)
 
 
 def _read_description(path: Path) -> dict[str, Scheme | None]:
@@ -104,7 +114,7 @@ def _read_description(path: Path) -> dict[str, Scheme | None]:
     for name, kind in read_json(path).items():
         if not name.endswith(".weight"):
             continue
-        if kind != _FLOAT and kind not in _SCHEMES:
+        if kind not in (_FLOAT, *_SCHEMES):
             known = ", ".join((*_SCHEMES, _FLOAT))
             raise ModelError(f"{path}: {name} is of type {kind!r}, which is not supported: one of {known}")
         found[name.removesuffix(".weight")] = _SCHEMES.get(kind)

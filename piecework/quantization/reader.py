@@ -63,21 +63,36 @@ def main_scheme(schemes: set[Scheme]) -> Scheme | None:
     return next((scheme for scheme in order if scheme in schemes), None)
 
 
-def read_scale(checkpoint: SafetensorsCheckpoint, name: str, rows: int) -> Tensor:
-    """Read a weight's scale as float32 [rows], one for all being repeated; ModelError if it is no scale."""
+def scheme_words(scheme: Scheme | None) -> str:
+    """Name a checkpoint's scheme for messages."""
+    return f"scheme {scheme}" if scheme else "a quantisation that leaves all linears float"
+
+
+def read_scale(checkpoint: SafetensorsCheckpoint, name: str, weight: Tensor) -> Tensor:
+    """Read the scale of weight [N, K] as float32 [N] on its device, one for all being repeated.
+
+    Raises ModelError where it is no scale.
+    """
     scale = _load_scale(checkpoint, name).flatten()
+    check_scale(checkpoint, name, scale, weight)
+    return scale.expand(weight.shape[0]).contiguous().to(weight.device)
+
+
+def check_scale(checkpoint: SafetensorsCheckpoint, name: str, scale: Tensor, weight: Tensor) -> None:
+    """Refuse a scale [N] or [1] that can't be that of weight [N, K]; 0 may be that of a row of zeros."""
     if not bool((scale.isfinite() & (scale >= 0)).all()):
         raise ModelError(f"{checkpoint.where}: {name} holds a scale that is negative or not finite")
-    return scale.expand(rows).contiguous()
+    if not bool(scale.all()) and bool(weight[scale.to(weight.device).expand(weight.shape[0]) == 0].any()):
+        raise ModelError(f"{checkpoint.where}: {name} is 0 for weights that are not 0")
 
 
 def read_static_input(checkpoint: SafetensorsCheckpoint, scale: str, offset: str | None) -> StaticInput:
     """Read the scale and, where there is one, the offset of an input; ModelError where they can't be."""
     step = float(_load_scale(checkpoint, scale))
-    if not (0 < step < float("inf")):
+    if not (step >= torch.finfo(torch.float32).tiny and step < float("inf")):  # below, 1 / step overflows
         raise ModelError(f"{checkpoint.where}: {scale} is {step}; it has to be positive and finite")
     shift = 0.0 if offset is None else float(checkpoint.load(offset).float())
-    if not (shift == int(shift) and -128 <= shift <= 127):
+    if not (-128 <= shift <= 127 and shift.is_integer()):
         raise ModelError(f"{checkpoint.where}: {offset} is {shift}; it has to be a whole number in int8")
     return StaticInput(step, int(shift))
 

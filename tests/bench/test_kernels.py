@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from time import sleep
 from typing import Any
 
 import pytest
@@ -151,6 +152,19 @@ def test_a_sample_is_the_time_of_one_call() -> None:
     before = calls
     seconds = sample()
     assert calls - before > 1 and seconds < 0.002
+
+
+def test_what_ran_before_a_sample_costs_it_nothing() -> None:
+    cold = False
+
+    def work() -> None:
+        nonlocal cold
+        sleep(0.2 if cold else 0.002)
+        cold = False
+
+    sample = Timer(make_device("cpu"), 0.004).sample(work)
+    cold = True
+    assert sample() < 0.05
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 from shutil import copytree
 
@@ -138,6 +140,8 @@ def group(**changes: object) -> dict[str, object]:
         (broken(config_groups={}), ["config_groups"]),
         (broken(kv_cache_scheme={"num_bits": 8}), ["kv_cache_scheme"]),
         (broken(ignore=["re:("]), ["ignore", "re:("]),
+        (broken(sparsity_config="24"), ["sparsity_config='24'", "dense"]),
+        ("compressed-tensors", ["quantization_config='compressed-tensors'", "object"]),
         (group(weights=args("channel", num_bits=4)), ["weights.num_bits=4", "8"]),
         (group(weights=args("channel", type="float")), ["weights.type='float'", "int"]),
         (group(weights=args("group")), ["weights.strategy='group'", "channel, tensor"]),
@@ -154,7 +158,7 @@ def group(**changes: object) -> dict[str, object]:
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(
-    tmp_path: Path, written: dict[str, Path], config: dict[str, object], words: list[str]
+    tmp_path: Path, written: dict[str, Path], config: object, words: list[str]
 ) -> None:
     folder = copytree(written["compressed"], tmp_path / "m")
     edit(folder, quantization_config=config)
@@ -188,6 +192,19 @@ SCALE = Q_PROJ.replace(".", "__")
         ("modelslim", "", {"input_offset": torch.ones(1) / 2}, [f"{Q_PROJ}.input_offset is 0.5", "whole"]),
         ("modelslim", "", {"weight_offset": torch.ones(64, 1)}, [f"{Q_PROJ}.weight_offset", "symmetric"]),
         ("modelslim", "", {"deq_scale": torch.full((64,), torch.nan)}, [f"{Q_PROJ}.deq_scale", "finite"]),
+        ("compressed", "", {"weight_scale": torch.zeros(64, 1)}, [f"{Q_PROJ}.weight_scale is 0 for"]),
+        ("modelslim", "", {"deq_scale": torch.zeros(64)}, [f"{Q_PROJ}.deq_scale is 0 for"]),
+        ("modelslim", "", {"deq_scale": torch.ones(64).int()}, [f"{Q_PROJ}.deq_scale is int32", "int64"]),
+        ("modelslim", "", {"deq_scale": torch.full((64,), 2**40)}, [f"{Q_PROJ}.deq_scale", "more than"]),
+        ("modelslim", "", {"input_offset": torch.tensor([torch.nan])}, [f"{Q_PROJ}.input_offset is nan"]),
+        ("modelslim", "", {"input_offset": torch.tensor([torch.inf])}, [f"{Q_PROJ}.input_offset is inf"]),
+        # Its reciprocal is infinite in float32, and 0 times that is no number.
+        (
+            "compressed",
+            "",
+            {"input_scale": torch.tensor([1e-42])},
+            [f"{Q_PROJ}.input_scale is 1.0", "positive"],
+        ),
     ],
 )
 def test_a_malformed_tensor_is_refused_by_name(
@@ -206,6 +223,29 @@ def test_a_malformed_tensor_is_refused_by_name(
     assert all(word in str(error.value) for word in words), error.value
 
 
+@pytest.mark.parametrize("style", ["compressed", "modelslim"])
+def test_a_row_of_zeros_may_have_a_scale_of_zero(
+    tmp_path: Path, written: dict[str, Path], style: str
+) -> None:
+    folder = copytree(written[style], tmp_path / "m")
+    (path,) = folder.glob("*.safetensors")
+    tensors = load_file(path)
+    changes = {}
+    for part in ("weight", "weight_scale", "deq_scale", "quant_bias"):
+        if (tensor := tensors.get(f"{Q_PROJ}.{part}")) is not None:
+            tensor[3] = 0
+            changes[f"{SCALE}__{part}"] = tensor
+    change(folder, **changes)
+    assert logits(loaded(folder)).isfinite().all()
+
+
+def test_a_bias_that_the_model_lacks_is_not_lost(tmp_path: Path) -> None:
+    folder, _ = write(tmp_path / "m", "llama", "dynamic", "modelslim", num_hidden_layers=1)
+    change(folder, **{f"{SCALE}__bias": torch.ones(64)})
+    with pytest.raises(ModelError, match=rf"1 unexpected:\s+{Q_PROJ}\.bias"):
+        loaded(folder)
+
+
 def test_a_part_of_another_scheme_is_refused(tmp_path: Path, written: dict[str, Path]) -> None:
     folder = copytree(written["compressed"], tmp_path / "m")
     edit(folder, quantization_config={**config_of("static"), "ignore": ["lm_head", Q_PROJ]})
@@ -213,13 +253,15 @@ def test_a_part_of_another_scheme_is_refused(tmp_path: Path, written: dict[str, 
         loaded(folder)
 
 
-def test_an_unknown_type_of_modelslim_is_refused_by_name(tmp_path: Path, written: dict[str, Path]) -> None:
+@pytest.mark.parametrize("kind", ["W4A4", ["W8A8"], {}, None])
+def test_an_unknown_type_of_modelslim_is_refused_by_name(
+    tmp_path: Path, written: dict[str, Path], kind: object
+) -> None:
     folder = copytree(written["modelslim"], tmp_path / "m")
     path = folder / "quant_model_description.json"
-    path.write_text(path.read_text().replace('q_proj.weight": "W8A8"', 'q_proj.weight": "W4A4"'))
-    with pytest.raises(
-        ModelError, match=r"q_proj\.weight is of type 'W4A4'.*W8A8, W8A8_DYNAMIC, W8A16, FLOAT"
-    ):
+    path.write_text(json.dumps({**json.loads(path.read_text()), f"{Q_PROJ}.weight": kind}))
+    words = rf"q_proj\.weight is of type {re.escape(repr(kind))}.*W8A8, W8A8_DYNAMIC, W8A16, FLOAT"
+    with pytest.raises(ModelError, match=words):
         loaded(folder)
 
 

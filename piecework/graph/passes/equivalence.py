@@ -13,7 +13,14 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.node import map_arg
 
-from piecework.graph.passes.aliases import Aliases, has_effect, inputs_of, is_uninitialised, is_view
+from piecework.graph.passes.aliases import (
+    Aliases,
+    has_effect,
+    inputs_of,
+    is_uninitialised,
+    is_view,
+    written_inputs,
+)
 
 
 @dataclass(frozen=True)
@@ -135,6 +142,56 @@ def write_order(before: Graph, after: Graph) -> str | None:
         if earlier[0] != earlier[1]:
             return f"{key[0]} ran after the writes {earlier[0]} of {key[1]}, and now after {earlier[1]}"
     return None
+
+
+def shared_memory(before: Graph, after: Graph) -> str | None:
+    """Name a kept node that reads or writes other memory than before, where somebody writes it; or None.
+
+    A value that was computed keeps what its inputs held at that moment. A view put in its place shows what
+    is written later, and who writes into it writes into its source; a copy in a view's place does neither.
+    """
+    old, new = _Memory(before), _Memory(after)
+    # Of a write that the pass takes away or makes, only running both graphs tells whether that is right.
+    writers = old.writers & new.writers
+    if not writers:
+        return None
+    kept = {node.name: node for node in before.nodes}
+    for node in after.nodes:
+        twin = kept.get(node.name)
+        if twin is None or not _alike(node, twin):
+            continue
+        writes = {n.name for n in written_inputs(node)}
+        for was, now in zip(inputs_of(twin), inputs_of(node), strict=True):
+            roots = old.roots(was), new.roots(now)
+            for name in sorted((roots[0] ^ roots[1]) & kept.keys()):
+                gained = name in roots[1]
+                then = writers & old.history(was if gained else twin, name)
+                today = writers & new.history(node if gained else now, name)
+                if (now.name in writes and node.name in writers) or then != today:
+                    whose = "memory" if gained else "no longer memory"
+                    return f"{node.name} gets {now.name} for {was.name}: {whose} of {name}, which is written"
+    return None
+
+
+class _Memory:
+    """The memory of a graph's nodes and who writes it when, by names, which two graphs have in common."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.aliases = Aliases(graph)
+        self._place = {node: index for index, node in enumerate(graph.nodes)}
+        self._written: dict[str, list[Node]] = {}
+        for writer, memory in self.aliases.writes:
+            for root in memory:
+                self._written.setdefault(root.name, []).append(writer)
+        self.writers = {writer.name for writer, _ in self.aliases.writes}
+
+    def roots(self, node: Node) -> set[str]:
+        """The owners of a node's memory."""
+        return {root.name for root in self.aliases.roots(node)}
+
+    def history(self, node: Node, root: str) -> set[str]:
+        """Who wrote the memory of `root` before `node`."""
+        return {w.name for w in self._written.get(root, ()) if self._place[w] < self._place[node]}
 
 
 def _writes_before(graph: Graph) -> dict[tuple[str, str], list[str]]:

@@ -19,7 +19,7 @@ from piecework.graph.passes.arguments import op_name
 from piecework.graph.passes.base import AT_LEAST_ONE, EACH_LAYER, Pass, PassContext
 from piecework.graph.passes.canonicalise import CANONICALISE
 from piecework.graph.passes.cleanup import remove_dead
-from piecework.graph.passes.equivalence import write_order
+from piecework.graph.passes.equivalence import shared_memory, write_order
 from piecework.graph.passes.errors import PassError, VerificationError
 from piecework.graph.passes.fakes import copy_graph, propagate, refresh, same_result
 from piecework.graph.passes.report import PassReport, Report, histogram, rewritten
@@ -252,7 +252,7 @@ def _check_frame(name: str, before: Graph, after: Graph) -> None:
     for index, (old, new) in enumerate(zip(*results, strict=True)):
         if not same_result(old, new):
             raise PassError(name, f"output {index} was {old} and is {new}")
-    moved = write_order(before, after)
+    moved = write_order(before, after) or shared_memory(before, after)
     if moved is not None:
         raise PassError(name, moved)
 

@@ -116,6 +116,8 @@ class _Sweep:
         for old, new in zip(match.outputs, results, strict=True):
             if not same_result(old.meta["val"], new.meta["val"]):
                 return f"the replacement of {_short(old)} has another shape or dtype"
+        if self._shares_written(match, expanded):
+            return "its result would share memory that is written afterwards"
         return None
 
     def _place(self, match: Match) -> int:
@@ -151,6 +153,20 @@ class _Sweep:
             if written & memory and not harmless:
                 return True
         return False
+
+    def _shares_written(self, match: Match, expanded: GraphModule) -> bool:
+        """Whether a result would be a view of an input that is written from there on, or would be written."""
+        if not self._aliases.writes:
+            return False
+        inside = Aliases(expanded.graph)
+        shared = frozenset[Node]().union(*map(inside.roots, _results(expanded)))
+        inputs = zip(expanded.graph.find_nodes(op="placeholder"), _bound_nodes(match), strict=True)
+        memory = [self._aliases.roots(bound) for placeholder, bound in inputs if placeholder in shared]
+        if not memory:
+            return False
+        involved = frozenset[Node]().union(*memory, *map(self._aliases.roots, match.outputs))
+        start = min(self._order[n] for n in match.nodes)
+        return any(w & involved and self._order[writer] >= start for writer, w in self._aliases.writes)
 
     def _expand(self, match: Match) -> GraphModule:
         """The replacement as a graph for values like this match's; one for all matches that are alike."""
