@@ -25,6 +25,7 @@ from piecework.workers.process.messages import (
     Start,
     decode,
     encode,
+    plain,
 )
 from piecework.workers.process.orphans import die_with_parent
 from piecework.workers.process.wire import Channel, Frame
@@ -51,7 +52,7 @@ def main() -> int:
                 wrong = f"a call of generation {call.generation} came to generation {start.generation}"
                 raise ValueError(wrong)
             answer = host.handle(call.method, call.body, frame.fds)
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # whoever called exit() ends its call, and not the worker
             channel.send(Kind.CALL_FAILED, encode(CallFailed(call.id, fault_of(error))))
         else:
             channel.send(Kind.REPLY, encode(Reply(call.id, answer)))
@@ -86,7 +87,11 @@ class _ToParent(logging.Handler):
         self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._channel.send(Kind.LOG, encode(Record(record.name, record.levelno, self.format(record))))
+        try:
+            text = plain(self.format(record))
+            self._channel.send(Kind.LOG, encode(Record(plain(record.name), record.levelno, text)))
+        except Exception:  # as all handlers do: a record is no reason for its author to fail
+            self.handleError(record)
 
 
 if __name__ == "__main__":

@@ -49,6 +49,7 @@ class ProcessEndpoint:
             WorkerLostError: the child died in its start, or was not ready in time.
         """
         self.name = name
+        self.device = device
         self.generation = 0
         self._timeout = timeout
         self._memfd = memfd
@@ -134,11 +135,12 @@ class ProcessEndpoint:
         if tuple(tensor.shape) != tuple(region.shape) or tensor.dtype != region.dtype:
             raise ConfigError("tensor", (tuple(tensor.shape), tensor.dtype), f"shape and dtype of {region}")
         done: Future[None] = Future()
+        host = _bytes(tensor)
         with self._lock:
             number, segment, new = self._segments.take(max(1, tensor.nbytes))
             if method == "copy_to":
                 with part(segment, tensor.nbytes) as view:
-                    view[:] = _bytes(tensor)
+                    view[:] = host
             shared = Shared(number, segment.size, segment.name)
             forget, self._forget = self._forget, []
         try:
@@ -146,6 +148,7 @@ class ProcessEndpoint:
             answer = self._ask(method, body, segment.fds if new else ())
         except BaseException:
             with self._lock:
+                self._forget += forget if new else [*forget, number]
                 self._segments.drop(number)
             raise
 
@@ -154,7 +157,7 @@ class ProcessEndpoint:
                 if answer.exception() is None:
                     if method == "copy_from":
                         with part(segment, tensor.nbytes) as view:
-                            _bytes(tensor)[:] = view
+                            host[:] = view
                     self._forget += self._segments.give_back(number)
             _settle(done, answer)
 
@@ -177,6 +180,8 @@ def _pickled(calls: Mapping[str, Callable[..., None]]) -> bytes:
             pickle.dumps(call)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise ConfigError("functions", call, f"what a child can import ({error})") from error
+        if getattr(call, "__module__", "") == "__main__":
+            raise ConfigError("functions", call, "of a module that a child can import, and not of __main__")
     return pickle.dumps(dict(calls))
 
 

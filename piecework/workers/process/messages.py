@@ -95,6 +95,11 @@ def _decoder(kind: Any) -> Any:
     return msgspec.msgpack.Decoder(kind)
 
 
+def plain(text: str) -> str:
+    """Return text as MessagePack can hold it: half characters, as of file names, are written as escapes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
 def encode(message: Any) -> bytes:
     """Write a message of this package's types, or plain values, as MessagePack."""
     return cast(bytes, _encoder().encode(message))

@@ -42,6 +42,15 @@ class Pending:
         if (future := self._take(number)) is not None and future.set_running_or_notify_cancel():
             future.set_exception(error)
 
+    def withdraw(self, number: int) -> None:
+        """Forget a call that was never sent."""
+        self._take(number)
+
+    def postpone(self, seconds: float) -> None:
+        """Let every open call have this much more time."""
+        with self._lock:
+            self._waiting = {n: (future, until + seconds) for n, (future, until) in self._waiting.items()}
+
     def refuse(self, error: Exception) -> None:
         """Take no calls any more; the first error stays."""
         with self._lock:

@@ -7,6 +7,7 @@ import logging
 import os
 import selectors
 import signal
+import subprocess
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -36,6 +37,7 @@ from piecework.workers.process.wire import Frame
 log = logging.getLogger("piecework.workers")
 
 _POLL = 0.02  # seconds between looks at a child that ends, where the system has no pidfd
+_LATE = 1.0  # seconds after which a sleep was too long: this process was stopped, or had no time
 _LAST_WORDS = 2.0  # seconds that a child which closed its channel gets to end by itself
 
 
@@ -107,8 +109,13 @@ class ChildProcess:
             body = encode(Call(number, self.generation, method, body))
             if not self._spawned.channel.post(Kind.CALL, body, fds):
                 self._wake()
-        except OSError:  # it is gone; whoever attends to it will say why
+        except ConnectionError:  # it is gone; whoever attends to it will say why
             log.debug("a call to %s could not be sent", self.name)
+        except BaseException:
+            self._pending.withdraw(number)  # else its deadline would come, and be held against the child
+            if self.lost is not None:
+                raise self.lost from None
+            raise
         return future
 
     def ask(self, method: str, body: bytes = b"", *, timeout: float | None = None) -> bytes:
@@ -155,14 +162,22 @@ class ChildProcess:
             spawned.channel.post(Kind.START, encode(first))
         if self._closing:  # nobody could tell it before
             self.signal(signal.SIGTERM)
-        with selectors.DefaultSelector() as selector:
-            selector.register(spawned.channel, selectors.EVENT_READ)
-            selector.register(spawned.output.pipe, selectors.EVENT_READ)
-            selector.register(self._wake_end, selectors.EVENT_READ)
-            if spawned.pidfd is not None:
-                selector.register(spawned.pidfd, selectors.EVENT_READ)
-            self._turns = Turns(selector, spawned.channel)
-            self._watch(spawned, selector, self._turns)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(spawned.channel, selectors.EVENT_READ)
+                selector.register(spawned.output.pipe, selectors.EVENT_READ)
+                selector.register(self._wake_end, selectors.EVENT_READ)
+                if spawned.pidfd is not None:
+                    selector.register(spawned.pidfd, selectors.EVENT_READ)
+                self._turns = Turns(selector, spawned.channel)
+                self._watch(spawned, selector, self._turns)
+        except Exception as error:  # without this thread nobody would hear of anything any more
+            log.exception("the worker %s can't be attended to", self.name)
+            self._silence = f"can't be attended to ({type(error).__name__}: {error}) and has been killed"
+            self.signal(signal.SIGKILL)
+            spawned.channel.cut()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                spawned.process.wait(_LAST_WORDS)
         self._lose(self._why(spawned))
 
     def _watch(self, spawned: Spawned, selector: selectors.BaseSelector, turns: Turns) -> None:
@@ -178,7 +193,7 @@ class ChildProcess:
                 kill_at = now() + _LAST_WORDS
             polls = spawned.pidfd is None and not talks
             turns.watch_writing(talks and spawned.channel.unsent)
-            for key, events in selector.select(_POLL if polls else self._until(kill_at)):
+            for key, events in self._sleep(selector, _POLL if polls else self._until(kill_at)):
                 if events & selectors.EVENT_WRITE:
                     with contextlib.suppress(OSError):  # it is gone, and will be read to its end
                         spawned.channel.flush()
@@ -203,7 +218,18 @@ class ChildProcess:
                 pass
         finally:
             turns.leave(last=True)
-        spawned.output.read()
+        spawned.output.read_rest()
+
+    def _sleep(
+        self, selector: selectors.BaseSelector, seconds: float | None
+    ) -> list[tuple[selectors.SelectorKey, int]]:
+        """Wait for events. When we were stopped meanwhile, that time doesn't count against the child."""
+        begin = now()
+        events = selector.select(seconds)
+        slept = now() - begin
+        if seconds is not None and slept - seconds > _LATE:
+            self._pending.postpone(slept)
+        return events
 
     def _attend_channel(self, spawned: Spawned, turns: Turns) -> bool:
         """Take what the child sent, unless a caller does; False when it will send nothing more."""

@@ -133,7 +133,7 @@ class SegmentPool:
         return closed
 
     def drop(self, number: int) -> None:
-        """Close a segment that the child never heard of."""
+        """Close a segment that nobody has, and that the child does not know or will be told to forget."""
         self._segments.pop(number).close()
 
     def close(self) -> None:

@@ -64,8 +64,14 @@ def spawn() -> Spawned:
         theirs.close()
         os.close(death_pipe)
         os.close(output_end)
-    pidfd = os.pidfd_open(process.pid) if hasattr(os, "pidfd_open") else None
-    return Spawned(process, channel, Output(output), lifeline, pidfd)
+    return Spawned(process, channel, Output(output), lifeline, _pidfd(process.pid))
+
+
+def _pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):  # not in this system, or too many files are open: it is polled then
+        return None
 
 
 def _search_path() -> str:

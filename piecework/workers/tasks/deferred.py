@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from itertools import count
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from piecework.workers.tasks.handles import HandleError
+from piecework.workers.tasks.handles import HandleError, check_bits
 
 
 @dataclass(frozen=True)
@@ -17,7 +18,6 @@ class Deferred:
 
     Attributes:
         id: of the storage; views have the one of what they are views of, and another offset.
-        version: of the contents.
         upload: whether the contents go to the device, where it hasn't them in this version.
         require_existing: whether memory of an earlier use must be there.
         name: for messages.
@@ -26,13 +26,13 @@ class Deferred:
     ids: TensorIds
     tensor: torch.Tensor
     id: int
-    version: int
     upload: bool = True
     require_existing: bool = False
     name: str = "tensor"
 
-    def now(self) -> int:
-        """Return the version of the contents as they are now."""
+    @property
+    def version(self) -> int:
+        """The version of the contents as they are now."""
         return self.ids.version(self.tensor, self.id)
 
     @property
@@ -54,6 +54,7 @@ class TensorIds:
     """Gives each storage an id that is never used again, whatever lies at its address later."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()  # any thread may defer
         self._ids = count(1)
         self._known: dict[int, tuple[StorageWeakRef, int]] = {}
         self._changes: dict[int, int] = {}
@@ -68,8 +69,7 @@ class TensorIds:
     ) -> Deferred:
         """Make the record of a tensor; a HandleError where it isn't dense CPU memory inside its storage."""
         check_deferred(tensor, name)
-        ident = self._id(tensor)
-        return Deferred(self, tensor, ident, self.version(tensor, ident), upload, require_existing, name)
+        return Deferred(self, tensor, self._id(tensor), upload, require_existing, name)
 
     def version(self, tensor: torch.Tensor, ident: int) -> int:
         """Return a number that changes with the contents."""
@@ -79,23 +79,26 @@ class TensorIds:
     def changed(self, tensor: torch.Tensor) -> None:
         """Say that the contents are new, where torch didn't see it: numpy, `.data`, inference tensors."""
         ident = self._id(tensor)
-        self._changes[ident] = self._changes.get(ident, 0) + 1
+        with self._lock:
+            self._changes[ident] = self._changes.get(ident, 0) + 1
 
     def expired(self) -> list[int]:
         """Return, once, the ids of storages that no tensor has any more."""
-        gone = [(key, ident) for key, (ref, ident) in self._known.items() if ref.expired()]
-        for key, ident in gone:
-            del self._known[key]
-            self._changes.pop(ident, None)
+        with self._lock:
+            gone = [(key, ident) for key, (ref, ident) in self._known.items() if ref.expired()]
+            for key, ident in gone:
+                del self._known[key]
+                self._changes.pop(ident, None)
         return [ident for _, ident in gone]
 
     def _id(self, tensor: torch.Tensor) -> int:
         # The reference keeps the storage's record (not its data), so that no other one gets its address.
         ref = StorageWeakRef(tensor.untyped_storage())
-        known = self._known.get(ref.cdata)
-        if known is None:
-            known = self._known[ref.cdata] = (ref, next(self._ids))
-        return known[1]
+        with self._lock:
+            known = self._known.get(ref.cdata)
+            if known is None:
+                known = self._known[ref.cdata] = (ref, next(self._ids))
+            return known[1]
 
 
 def check_deferred(tensor: torch.Tensor, name: str) -> None:
@@ -104,6 +107,7 @@ def check_deferred(tensor: torch.Tensor, name: str) -> None:
         raise HandleError(name, str(tensor.device), "a tensor on the CPU")
     if not tensor.is_contiguous():
         raise HandleError(name, tensor.stride(), "a contiguous tensor")
+    check_bits(tensor, name)
     end = tensor.storage_offset() * tensor.itemsize + tensor.nbytes
     if tensor.nbytes == 0 or end > tensor.untyped_storage().nbytes():
         held = f"its storage of {tensor.untyped_storage().nbytes()} bytes"

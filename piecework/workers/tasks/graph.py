@@ -162,6 +162,7 @@ class TaskGraph:
 
     def _run(self, ready: Sequence[Node]) -> None:
         waiting = deque(ready)
+        interrupt: BaseException | None = None
         while waiting:
             node = waiting.popleft()
             if node.pending or node.state is not State.WAITING:
@@ -174,14 +175,18 @@ class TaskGraph:
             node.state = State.RUNNING
             try:
                 futures = node.launch()
-            except Exception as error:  # what a worker refuses at once is a failure like a later one
+            except BaseException as error:  # what a worker refuses at once is a failure like a later one
                 node.errors.append(error)
                 futures = ()
+                if not isinstance(error, Exception):  # Ctrl-C: nobody must wait for this node
+                    interrupt = error
             node.open = len(futures)
             for future in futures:
                 future.add_done_callback(self._answer_of(node))
             if not futures:
                 waiting.extend(self._finish(node))
+        if interrupt is not None:
+            raise interrupt
 
     def _answer_of(self, node: Node) -> Callable[[Future[None]], None]:
         def answer(future: Future[None]) -> None:

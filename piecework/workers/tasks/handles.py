@@ -12,6 +12,7 @@ import torch
 from piecework.errors import PieceworkError
 from piecework.workers.endpoint import Region
 
+_MOST_BYTES = 2**63 - 1  # what an address can count
 _REMEMBERED = 1024  # freed buffers of which is known why they are gone
 
 
@@ -104,9 +105,16 @@ def nbytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 def check_size(shape: Sequence[int], dtype: torch.dtype) -> int:
     """Return the bytes of a tensor that is to be allocated; a HandleError where they aren't positive."""
-    if any(size <= 0 for size in shape) or dtype.itemsize <= 0:
-        raise HandleError("shape", tuple(shape), "positive sizes")
+    whole = all(isinstance(size, int) and not isinstance(size, bool) for size in shape)
+    if not whole or any(size <= 0 for size in shape) or nbytes_of(shape, dtype) > _MOST_BYTES:
+        raise HandleError("shape", tuple(shape), f"positive sizes, of {_MOST_BYTES} bytes at most")
     return nbytes_of(shape, dtype)
+
+
+def check_bits(tensor: torch.Tensor, name: str) -> None:
+    """Refuse, with a HandleError, a tensor whose memory does not hold its values as they are."""
+    if tensor.is_conj() or tensor.is_neg():
+        raise HandleError(name, "a lazy conjugate or negative", "one whose values are in memory: resolve it")
 
 
 def check_host(tensor: torch.Tensor, handle: Handle) -> None:
@@ -119,3 +127,4 @@ def check_host(tensor: torch.Tensor, handle: Handle) -> None:
         raise HandleError("dtype", tensor.dtype, f"the handle's, {handle.dtype}")
     if tuple(tensor.shape) != handle.shape:
         raise HandleError("shape", tuple(tensor.shape), f"the handle's, {handle.shape}")
+    check_bits(tensor, "tensor")

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 import torch
 
 from piecework.devices import Device, make_device
-from piecework.errors import WorkerLostError
+from piecework.errors import WorkerError, WorkerLostError
 from piecework.workers.endpoint import Endpoint, Region, Scalar
 from piecework.workers.tasks.handles import HandleError, nbytes_of
 from piecework.workers.tasks.members import Calls, Child
@@ -26,6 +26,7 @@ class InlineEndpoint:
 
     def __init__(self, name: str, calls: Calls, device: Device) -> None:
         self.name = name
+        self.device = device.name
         self.generation = 0
         self._calls = calls
         self._device = device
@@ -37,6 +38,11 @@ class InlineEndpoint:
         self._closed = False
         self._thread = threading.Thread(target=self._serve, name=f"worker-{name}", daemon=True)
         self._thread.start()
+
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread is the one that does this worker's tasks."""
+        return threading.current_thread() is self._thread
 
     def malloc(self, nbytes: int) -> int:
         """See Endpoint."""
@@ -91,8 +97,10 @@ class InlineEndpoint:
             error: BaseException | None = None
             try:
                 what()
-            except BaseException as raised:  # whoever waits must hear of it, whatever it is
+            except Exception as raised:
                 error = raised
+            except BaseException as raised:  # exit() of a task must not end who waits for it
+                error = WorkerError(self.name, f"{type(raised).__name__}: {raised}")
             with self._lock:
                 waited = future in self._open
                 self._open.discard(future)

@@ -68,6 +68,10 @@ class Rings:
         self.used = {resource: [0] * RINGS for resource in KNOBS}
         self.high_water = {resource: [0] * RINGS for resource in KNOBS}
 
+    def clear(self) -> None:
+        """Hold nothing, as before an orchestration; one that was interrupted gave nothing back."""
+        self.used = {resource: [0] * RINGS for resource in KNOBS}
+
     def fits(self, resource: str, ring: int, amount: int) -> bool:
         """Whether `amount` more would be within the limit."""
         return self.used[resource][ring] + amount <= self.limits.of(resource)[ring]

@@ -37,6 +37,11 @@ class NestedEndpoint(InlineEndpoint):
         super().__init__(name, calls, make_device("cpu"))
         self._worker = worker
 
+    @property
+    def runs_here(self) -> bool:
+        """See InlineEndpoint; or those of workers below."""
+        return super().runs_here or self._worker.runs_here
+
     def close(self, deadline: float) -> None:
         """See Endpoint. The workers below end first, so that what waits for them fails."""
         self._worker.close(deadline)

@@ -19,7 +19,7 @@ from piecework.workers.tasks.handles import Handle, check_host, check_size
 from piecework.workers.tasks.limits import Rings
 from piecework.workers.tasks.members import Member
 from piecework.workers.tasks.plans import Recorder
-from piecework.workers.tasks.residents import resolve, settle
+from piecework.workers.tasks.residents import remember, resolve, settle
 from piecework.workers.tasks.tags import Parameter, Tag
 
 HOST = "host"
@@ -43,6 +43,7 @@ class _Call:
     accesses: list[Access]
     deferred: list[tuple[Deferred, Tag]]
     outputs: dict[str, Handle]
+    before: list[Callable[[], None]] = field(default_factory=list)  # put back what is known of residents
 
 
 class Orchestration:
@@ -75,7 +76,8 @@ class Orchestration:
         calls: list[_Call] = []
         try:
             for member, values in zip(members, bound, strict=True):
-                calls.append(self._call(function, member, values))
+                calls.append(_Call(member, function.digest, [], [], [], {}))
+                self._fill(calls[-1], values)
             self._count += 1
             where = ", ".join(member.name for member in members)
             name = f"task {self._count} ({function.name} on {where})"
@@ -84,9 +86,7 @@ class Orchestration:
             self._note(calls)
             self._add(node, [access for call in calls for access in call.accesses], len(members))
         except BaseException:
-            for call in calls:
-                for handle in call.outputs.values():
-                    self.free(call.member, handle)
+            self._take_back(calls)
             raise
         return [call.outputs for call in calls]
 
@@ -116,9 +116,7 @@ class Orchestration:
     def free(self, member: Member, handle: Handle) -> None:
         """Give a buffer back once nobody uses it; its handles are refused from now on."""
         member.check(handle)
-        for scope in self._scopes:
-            scope.outputs.pop(member.key(handle), None)
-        self._release(member, handle, "it was freed")
+        self._drop(member, handle, "it was freed")
 
     def keep(self, member: Member, handle: Handle) -> None:
         """Take an output out of its scope: it stays until it is freed."""
@@ -147,8 +145,17 @@ class Orchestration:
         self.graph.drain()
         return self.graph.error()
 
-    def _call(self, function: Function, member: Member, values: Bound) -> _Call:
-        call = _Call(member, function.digest, [], [], [], {})
+    def _take_back(self, calls: Sequence[_Call]) -> None:
+        """Undo what was done for a task that is not submitted after all."""
+        for call in calls:
+            for put_back in call.before:  # nobody writes what was taken for written
+                put_back()
+            for handle in call.outputs.values():
+                self._drop(call.member, handle, "its task was not submitted")
+
+    def _fill(self, call: _Call, values: Bound) -> None:
+        """Put a call's arguments in, which are allocated and uploaded where need be."""
+        member = call.member
         for parameter, value in values:
             if parameter.tag is None:
                 assert not isinstance(value, Handle | Deferred | Allocate)
@@ -157,6 +164,7 @@ class Orchestration:
             if isinstance(value, Allocate):
                 handle = call.outputs[parameter.name] = self._allocate(member, value)
             elif isinstance(value, Deferred):
+                call.before.append(remember(member, value))
                 handle = self.resolve(member, value, parameter.tag)
                 call.deferred.append((value, parameter.tag))
             else:
@@ -164,7 +172,6 @@ class Orchestration:
                 handle = value
             call.arguments.append(handle.region)
             call.accesses.append(_device(member, handle, parameter.tag))
-        return call
 
     def _allocate(self, member: Member, output: Allocate) -> Handle:
         scope = self._scopes[-1]
@@ -220,6 +227,11 @@ class Orchestration:
             hopeless = amount > self._rings.limits.of(resource)[ring] or not self.graph.unfinished
             if hopeless or not self.graph.progress(max(until - now(), 0.001)):
                 raise self._rings.error(resource, ring, amount)
+
+    def _drop(self, member: Member, handle: Handle, why: str) -> None:
+        for scope in self._scopes:
+            scope.outputs.pop(member.key(handle), None)
+        self._release(member, handle, why)
 
     def _release(self, member: Member, handle: Handle, why: str) -> None:
         key = member.key(handle)

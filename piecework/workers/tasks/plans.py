@@ -43,7 +43,7 @@ class Recorder:
     member: Member | None = None
     calls: list[tuple[str, list[Scalar | Region]]] = field(default_factory=list)
     fed: dict[int, Input] = field(default_factory=dict)
-    weights: dict[int, tuple[Deferred, Resident]] = field(default_factory=dict)
+    weights: dict[int, tuple[Deferred, Resident, int]] = field(default_factory=dict)
     results: list[tuple[Handle, Tensor]] = field(default_factory=list)
     owned: list[Handle] = field(default_factory=list)
 
@@ -62,7 +62,7 @@ class Recorder:
         resident = member.residents[tensor.id]
         if tensor.id not in self.inputs:
             if tensor.upload:  # else the host's contents are not what tasks read
-                self.weights[tensor.id] = (tensor, resident)
+                self.weights.setdefault(tensor.id, (tensor, resident, tensor.version))
         elif tensor.id not in self.fed:
             whole = tensor.bytes()
             self.fed[tensor.id] = Input(
@@ -97,6 +97,7 @@ class Plan:
         self.number = next(_NUMBERS)
         self.member = recorder.member
         self.generation = self.member.endpoint.generation
+        self._dropped = False
         self.results = recorder.results
         self.owned = recorder.owned
         self._inputs = list(recorder.fed.values())
@@ -111,12 +112,14 @@ class Plan:
 
     def why_stale(self) -> str | None:
         """Say why it can't run any more; None while it can."""
+        if self._dropped:
+            return "it was dropped"
         if not self.member.alive(self.generation):
             return f"{self.member.name} was restarted or died"
         if not self.member.memory.holds(self.generation, self._buffers):
             return "memory that it uses was freed"
-        for weight, resident in self._weights:
-            if resident.version != weight.version or weight.now() != weight.version:
+        for weight, resident, version in self._weights:
+            if resident.version != version or weight.version != version:
                 return f"{weight.name} has new contents"
         return None
 
@@ -131,15 +134,19 @@ class Plan:
         for future in futures:
             future.result()
         for fed in self._inputs:
-            fed.resident.version = fed.tensor.now()
+            fed.resident.version = fed.tensor.version
 
     def drop(self) -> None:
-        """Let the worker forget it, and give back what it owns."""
+        """Let the worker forget it, and give back what it owns; a second call does nothing."""
+        if self._dropped:
+            return
+        self._dropped = True
         if self.member.alive(self.generation):
             self.member.run(DROP, [self.number]).result()
-        for handle in self.owned:
-            self.member.discard(handle, "its plan was dropped")
-        self.owned = []
+        owned, self.owned = self.owned, []
+        for handle in owned:
+            if self.member.memory.holds(handle.generation, [handle.id]):
+                self.member.discard(handle, "its plan was dropped")
 
 
 @dataclass(frozen=True)

@@ -37,17 +37,30 @@ def resolve(
     base = Handle(member.name, resident.generation, resident.buffer, (whole.nbytes,), torch.uint8)
     overwritten = tensor.whole and not tag.reads and tag.writes
     if tensor.upload and resident.version != tensor.version and not overwritten:
-        resident.version, resident.written = tensor.version, True
+        written, resident.version, resident.written = resident.written, tensor.version, True
         try:
             upload(whole, base)
         except BaseException:
-            resident.version = None
+            resident.version, resident.written = None, written
             raise
     if tag.writes:
         resident.written = True
         if tensor.whole:
             resident.version = tensor.version
     return base.view(tensor.offset, tuple(tensor.tensor.shape), tensor.tensor.dtype)
+
+
+def remember(member: Member, tensor: Deferred) -> Callable[[], None]:
+    """Return what undoes the notes of a `resolve` whose task is not submitted: the memory is as it was."""
+    known = member.residents.get(tensor.id)
+    version, written = (known.version, known.written) if known else (None, False)
+
+    def put_back() -> None:
+        resident = member.residents.get(tensor.id)
+        if resident is not None and (known is None or resident is known):
+            resident.version, resident.written = version, written
+
+    return put_back
 
 
 def settle(member: Member, tensor: Deferred, tag: Tag, failed: bool) -> None:

@@ -20,6 +20,7 @@ class Context:
     """What a worker knows of one of those below it."""
 
     name: str
+    device: str
     generation: int
     level: int
     pid: int | None
@@ -60,11 +61,17 @@ class Roster:
         alive = [member.alive(member.endpoint.generation) for member in self.members]
         return bool(alive) and all(alive)
 
+    @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread does the tasks of one of them."""
+        return any(getattr(member.endpoint, "runs_here", False) for member in self.members)
+
     def contexts(self, level: int, limits: Limits) -> tuple[Context, ...]:
         """Describe each; `level` is theirs."""
         return tuple(
             Context(
                 member.name,
+                getattr(member.endpoint, "device", member.name),
                 member.endpoint.generation,
                 level,
                 getattr(member.endpoint, "pid", None),

@@ -119,6 +119,11 @@ class Worker:
         return not self._closed and self._roster.healthy
 
     @property
+    def runs_here(self) -> bool:
+        """Whether the calling thread does tasks of this worker; it can't wait for others of them."""
+        return self._roster.runs_here
+
+    @property
     def contexts(self) -> tuple[Context, ...]:
         """What is known of each child, the plain Python ones last."""
         below = self.level - 1 if self.level > CHIP else CHIP
@@ -164,7 +169,10 @@ class Worker:
         self._check_started()
         if self._owner == threading.get_ident():
             raise PieceworkError("this thread orchestrates already; open a scope inside it")
+        if self.runs_here:
+            raise PieceworkError("a task can't orchestrate the worker that runs it: both would wait for ever")
         with self._lock:
+            self._rings.clear()
             run = self._run = Orchestration(self._roster.members, self._rings, recorder)
             self._owner = threading.get_ident()
             try:
