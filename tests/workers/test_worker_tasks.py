@@ -26,12 +26,15 @@ from worker_rig import (
     recording_worker,
 )
 
-from piecework.errors import ConfigError, DeviceError, PieceworkError
+from piecework.devices import make_device
+from piecework.errors import ConfigError, DeviceError, ModelError, PieceworkError, WorkerLostError
+from piecework.workers.endpoint import Endpoint
 from piecework.workers.tasks.arguments import Allocate, TaskArgs
 from piecework.workers.tasks.functions import Function
 from piecework.workers.tasks.handles import HandleError
-from piecework.workers.tasks.inline import inline
+from piecework.workers.tasks.inline import InlineEndpoint, inline
 from piecework.workers.tasks.limits import CapacityError, Limits
+from piecework.workers.tasks.members import Calls, Child
 from piecework.workers.tasks.nested import Nested
 from piecework.workers.tasks.tags import Tag
 from piecework.workers.tasks.worker import Worker
@@ -200,6 +203,56 @@ def test_a_group_starts_together_or_not_at_all() -> None:
     with worker.orchestrate(), pytest.raises(ConfigError, match="different ones"):
         worker.submit_group(function, [TaskArgs(x=x, y=FOUR)] * 2, [1, 1])
     worker.close()
+
+
+def test_a_member_that_is_gone_keeps_its_group_from_starting() -> None:
+    gate = Gate()
+    worker, record = recording_worker(3, 2, (*FUNCTIONS, gate.function))
+    with pytest.raises(WorkerLostError, match="w1"), worker.orchestrate():
+        here, there = worker.malloc((4,), F32, 0), worker.malloc((4,), F32, 1)
+        worker.submit_next_level(gate.function, TaskArgs(x=here))
+        worker.submit_group(GROW, [TaskArgs(x=x, amount=1.0) for x in (here, there)], [0, 1])
+        assert gate.entered.wait(20)
+        endpoint_of(worker, 1).die()
+        with pytest.raises(WorkerLostError):
+            worker.malloc((4,), F32, 1)  # now it is known
+        gate.opened.set()
+    assert record.names("w0").count("run") == 1, "the gate alone"
+    worker.close()
+
+
+def test_children_start_together_and_a_failure_is_told_at_once() -> None:
+    meeting, closed = threading.Barrier(2, timeout=20), threading.Event()
+
+    def child(name: str) -> Child:
+        def start(calls: Calls) -> Endpoint:
+            meeting.wait()  # passes only if another one starts at the same time
+            return inline(name=name)(calls)
+
+        return start
+
+    with Worker(3, [child("a"), child("b")], functions=FUNCTIONS) as worker:
+        assert [context.name for context in worker.contexts] == ["a", "b"]
+
+    held = threading.Event()
+
+    class Late(InlineEndpoint):
+        def close(self, deadline: float) -> None:
+            super().close(deadline)
+            closed.set()
+
+    def slow(calls: Calls) -> Endpoint:
+        assert held.wait(20)
+        return Late("slow", calls, make_device("cpu"))
+
+    def broken(calls: Calls) -> Endpoint:
+        raise ModelError("planned")
+
+    with pytest.raises(ModelError, match="planned"):
+        Worker(3, [slow, broken], functions=FUNCTIONS).start()
+    assert not closed.is_set(), "it has not started yet"
+    held.set()
+    assert closed.wait(20), "who starts too late is closed"
 
 
 def test_outputs_live_as_long_as_their_scope() -> None:

@@ -55,11 +55,11 @@ class Member:
     def check(self, handle: Handle) -> None:
         """Refuse a handle that can't be used, and every one where the worker is gone."""
         self.memory.check(handle, self.endpoint.generation)
-        self._check_alive()
+        self.check_alive()
 
     def malloc(self, nbytes: int) -> tuple[int, int]:
         """Allocate; returns generation and buffer."""
-        self._check_alive()
+        self.check_alive()
         generation = self.endpoint.generation
         try:
             buffer = self.endpoint.malloc(nbytes)
@@ -95,7 +95,8 @@ class Member:
         """Name the handle's buffer among those of all workers."""
         return (self.name, handle.generation, handle.id)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raise WorkerLostError where the worker is gone."""
         if not self.alive(self.endpoint.generation):
             raise WorkerLostError(self.name, f"{self.name} died, and was not started again")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -81,7 +82,7 @@ class Orchestration:
             self._count += 1
             where = ", ".join(member.name for member in members)
             name = f"task {self._count} ({function.name} on {where})"
-            node = Node(name, lambda: [c.member.run(c.digest, c.arguments) for c in calls])
+            node = Node(name, lambda: _start(calls))
             self._settle(node, calls)
             self._note(calls)
             self._add(node, [access for call in calls for access in call.accesses], len(members))
@@ -269,6 +270,13 @@ class Orchestration:
             self._rings.take("dep-pool", ring, -edges)
 
         return give
+
+
+def _start(calls: Sequence[_Call]) -> list[Future[None]]:
+    """Start the members of a group, or none of them where one is gone."""
+    for call in calls:
+        call.member.check_alive()
+    return [call.member.run(call.digest, call.arguments) for call in calls]
 
 
 def _check_handles(member: Member, values: Bound) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass
 
 from piecework.errors import ConfigError
 from piecework.profile import now
+from piecework.workers.endpoint import Endpoint
 from piecework.workers.tasks.handles import HandleError
 from piecework.workers.tasks.limits import Limits
 from piecework.workers.tasks.members import Calls, Child, Member
@@ -36,9 +38,22 @@ class Roster:
         self.members: list[Member] = []
 
     def start(self, calls: Calls) -> None:
-        """Start all; raises what one of them raises, or ConfigError where two have one name."""
-        for child in (*self._children, *self._subs):
-            self.members.append(Member(child(calls)))
+        """Start all at once; raises what the first to fail raises, or ConfigError where two have one name.
+
+        Who has started until then is a member, closed with the others; who starts later is closed by itself.
+        """
+        starts = [_begin(child, calls) for child in (*self._children, *self._subs)]
+        try:
+            wait(starts, return_when=FIRST_EXCEPTION)
+        finally:  # also where the wait is interrupted
+            ready = [start for start in starts if start.done()]
+            for start in starts:
+                if start not in ready:
+                    start.add_done_callback(_close)
+            failed = [error for start in ready if (error := start.exception()) is not None]
+            self.members = [Member(start.result()) for start in ready if start.exception() is None]
+        if failed:
+            raise failed[0]
         names = [member.name for member in self.members]
         if len(set(names)) < len(names):
             raise ConfigError("children", names, "names of their own")
@@ -100,3 +115,23 @@ class Roster:
             if member.name == name:
                 return member
         raise HandleError("worker", name, "one of " + ", ".join(m.name for m in self.members))
+
+
+def _begin(child: Child, calls: Calls) -> Future[Endpoint]:
+    """Start one on a thread of its own, which keeps nobody from ending."""
+    start: Future[Endpoint] = Future()
+
+    def run() -> None:
+        try:
+            start.set_result(child(calls))
+        except BaseException as error:
+            start.set_exception(error)
+
+    threading.Thread(target=run, name="piecework-start", daemon=True).start()
+    return start
+
+
+def _close(start: Future[Endpoint]) -> None:
+    """Close what started after another one had failed to."""
+    if start.exception() is None:
+        start.result().close(_GRACE)
