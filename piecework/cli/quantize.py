@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from piecework.cli.flags import positive
 from piecework.cli.parser import Parser
@@ -54,7 +55,11 @@ def run(arguments: Sequence[str]) -> int:
         torch.set_num_threads(args.threads)
     source = resolve(args.model, revision=args.revision, cache_dir=args.cache_dir, progress=_tell)
     out = Path(args.out).expanduser()
-    outcome = quantise(source, out, options, cache_dir=args.cache_dir, say=_tell)
+    before = signal.signal(signal.SIGTERM, _end)
+    try:
+        outcome = quantise(source, out, options, cache_dir=args.cache_dir, say=_tell)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     _print(out, disk_size(out), outcome, args.json)
     return 0
 
@@ -105,6 +110,11 @@ def make_parser() -> Parser:
     parser.add_argument("--threads", type=positive, metavar="N", help="CPU threads")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     return parser
+
+
+def _end(number: int, frame: object) -> NoReturn:
+    """End as an exception does, so that what was half written goes away."""
+    raise SystemExit(128 + number)
 
 
 def _tell(line: str) -> None:

@@ -59,6 +59,15 @@ def _halves_swapped(x: Any) -> Any:
     return OPS.silu_mul_dynamic_quant(torch.cat([gate, up], -1))
 
 
+def _cut_static(x: Any, weight: Any, eps: Any, scale: Any, reciprocal: Any) -> Any:
+    return (OPS.rms_norm(x, weight, eps) * reciprocal).clamp(-128, 127).to(torch.int8)
+
+
+def _cut_dynamic(x: Any, weight: Any, eps: Any) -> Any:
+    q, scale = OPS.rms_norm_dynamic_quant(x, weight, eps)
+    return q - q.sign() * (q.abs() % 2), scale
+
+
 def _with_values(op: Callable[..., Any]) -> Callable[..., Any]:
     """The op, and behind it the values that the right replacement gives: in `attend`, 2 heads of 8."""
     return lambda qkv, *rest: (*op(qkv, *rest), qkv[:, -16:].view(-1, 2, 8))
@@ -93,6 +102,8 @@ WRONG: dict[str, tuple[str, Replacement]] = {
         "add_rms_norm_quant",
         in_order(*ADD, "reciprocal", "scale")(OPS.add_rms_norm_quant),
     ),
+    "cut and not rounded": ("rms_norm_quant", in_order("x", "weight", "eps", *STATIC)(_cut_static)),
+    "odd numbers cut, dynamic": ("rms_norm_dynamic_quant", in_order("x", "weight", "eps")(_cut_dynamic)),
     "offset dropped": ("add_rms_norm_quant/offset", in_order(*ADD, *STATIC)(OPS.add_rms_norm_quant)),
     "other eps, dynamic": (
         "rms_norm_dynamic_quant",

@@ -70,21 +70,25 @@ def test_a_lost_offset_would_be_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("style", ["compressed", "modelslim"])
-def test_parts_of_one_product_may_have_inputs_of_different_scales(tmp_path: Path, style: str) -> None:
+@pytest.mark.parametrize("part", ["q_proj", "v_proj"])
+def test_parts_of_one_product_may_have_inputs_of_different_scales(
+    tmp_path: Path, style: str, part: str
+) -> None:
     folder, stands_for = write(tmp_path / "m", "qwen2", "static", style)
+    linear = Q_PROJ.replace("q_proj", part)
     (path,) = folder.glob("*.safetensors")
     tensors = load_file(path)
-    wider = tensors[f"{Q_PROJ}.input_scale"] * 1.5
-    changes = {f"{Q_PROJ}.input_scale": wider}
+    wider = tensors[f"{linear}.input_scale"] * 1.5
+    changes = {f"{linear}.input_scale": wider}
     if style == "modelslim":
-        deq = tensors[f"{Q_PROJ}.deq_scale"]
-        bias = tensors[f"{Q_PROJ}.quant_bias"] * deq
-        changes[f"{Q_PROJ}.deq_scale"] = deq * 1.5
-        changes[f"{Q_PROJ}.quant_bias"] = (bias / (deq * 1.5)).round().to(torch.int32)
+        deq = tensors[f"{linear}.deq_scale"]
+        bias = tensors[f"{linear}.quant_bias"] * deq
+        changes[f"{linear}.deq_scale"] = deq * 1.5
+        changes[f"{linear}.quant_bias"] = (bias / (deq * 1.5)).round().to(torch.int32)
     change(folder, **{name.replace(".", "__"): tensor for name, tensor in changes.items()})
     model = loaded(folder)
     layer = model.model.layers[0].self_attn.qkv_proj
-    assert torch.equal(layer.input_scale, wider)  # covers k's and v's, which are smaller
+    assert torch.equal(layer.input_scale, wider)  # covers the others', which are smaller
     # Those two are rounded to steps that are half as large again; no more than that is lost.
     assert nrmse(logits(model), logits(stands_for)) < QUANTISED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,24 @@ def test_a_failure_in_the_middle_leaves_nothing(
     monkeypatch.setattr(offline, "copy_beside", fail)
     assert main(["quantize", str(model), str(tmp_path / "out"), "--scheme", "w8"]) == 1
     assert "no space left" in capsys.readouterr().err and list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_to_end_leaves_nothing(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def ended(*args: object) -> None:
+        seen.extend(tmp_path.iterdir())
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.signal(signal.SIGTERM, lambda *_: None)  # or a test that fails would end the run
+    try:
+        monkeypatch.setattr(offline, "copy_beside", ended)
+        with pytest.raises(SystemExit) as caught:
+            main(["quantize", str(model), str(tmp_path / "out"), "--scheme", "w8"])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == 128 + signal.SIGTERM
+    assert len(seen) == 1 and list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_exists_and_a_model_that_is_quantised_are_refused(

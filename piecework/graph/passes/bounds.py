@@ -14,13 +14,15 @@ class Bound:
     """The largest allowed error by dtype of the result; all zero means the same bits.
 
     The error of a floating-point result is the largest difference within a row (the last dimension)
-    over the largest magnitude in that row. That of an integer result is the largest difference.
+    over the largest magnitude in that row. That of an integer result is the largest difference; at most the
+    share `integers_off` of a result may differ at all, or one number of it.
     """
 
     float32: float = 0.0
     float16: float = 0.0
     bfloat16: float = 0.0
     integer: float = 0.0
+    integers_off: float = 1.0
 
     @property
     def bitwise(self) -> bool:
@@ -42,15 +44,26 @@ class Bound:
         text = ", ".join(f"{name} {value:g}" for name, value in parts.items())
         return text + (f", integer {self.integer:g}" if self.integer else "")
 
+    def too_many(self, got: Tensor, expected: Tensor) -> float | None:
+        """The share of integers that differ, where it is more than may; else None."""
+        if got.dtype.is_floating_point or got.shape != expected.shape or not got.numel():
+            return None
+        off = int((got != expected).sum())
+        return off / got.numel() if off > max(1, self.integers_off * got.numel()) else None
+
 
 BITWISE = Bound()
 
 
 def tolerance(
-    float32: float = 1e-5, float16: float = 2e-3, bfloat16: float = 1.6e-2, integer: float = 0.0
+    float32: float = 1e-5,
+    float16: float = 2e-3,
+    bfloat16: float = 1.6e-2,
+    integer: float = 0.0,
+    integers_off: float = 1.0,
 ) -> Bound:
     """Return a bound that is not bitwise; the defaults are about two units in the last place of 16 bits."""
-    return Bound(float32, float16, bfloat16, integer)
+    return Bound(float32, float16, bfloat16, integer, integers_off)
 
 
 def error(got: Tensor, expected: Tensor) -> float:

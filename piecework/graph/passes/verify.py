@@ -133,6 +133,11 @@ def _hold(name: str, what: str, results: list[Any], bound: Bound, tokens: int) -
             measured, allowed = (0.0 if old == new else math.inf), 0.0
         else:
             measured, allowed = error(new, old), bound.allowed(old.dtype)
+            share = bound.too_many(new, old)
+            if share is not None and measured <= allowed:
+                reason = f"{what}: {share:.0%} of the integers differ for {tokens} tokens"
+                reason += f", allowed {bound.integers_off:.0%}"
+                raise VerificationError(name, reason, share, bound.integers_off)
         if measured > allowed:
             reason = f"{what}: error {measured:.3g} for {tokens} tokens, allowed {allowed:g}"
             raise VerificationError(name, reason, measured, allowed)
