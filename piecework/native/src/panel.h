@@ -32,7 +32,7 @@ struct Panel {
   const typename P::Weight* row(int i) const { return first + (WHOLE ? i : std::min(i, last)) * stride; }
 
   // The block of LANES words of each row from channel k on.
-  void load(int64_t k, ints* block) const {
+  __attribute__((always_inline)) void load(int64_t k, ints* block) const {
     PIECEWORK_UNROLLED
     for (int i = 0; i < LANES; ++i) block[i] = P::words(row(i) + k);
     transpose(block);

@@ -29,8 +29,8 @@ inline ints low_halves(ints a, ints b) { return (ints)_mm256_permute2x128_si256(
 inline ints high_halves(ints a, ints b) { return (ints)_mm256_permute2x128_si256((__m256i)a, (__m256i)b, 0x31); }
 #endif
 
-// Word j of row i becomes word i of row j.
-inline void transpose(ints* r) {
+// Word j of row i becomes word i of row j. Always inlined: a call would pass the vectors through memory.
+__attribute__((always_inline)) inline void transpose(ints* r) {
 #if defined(PIECEWORK_AVX512) || defined(PIECEWORK_AVX2)
   ints a[LANES], b[LANES];
   PIECEWORK_UNROLLED
