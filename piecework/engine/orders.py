@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any
@@ -28,3 +29,12 @@ def carry_out(orders: Iterable[Order], gone: str | None) -> None:
                 unexpected = not isinstance(error, PieceworkError)
                 log.warning("what was asked for between two steps failed: %s", error, exc_info=unexpected)
             done.set_exception(error)
+
+
+def refuse_own_thread(engine: threading.Thread) -> None:
+    """Raise PieceworkError on the engine's thread: an order that waits for the next step would stop it."""
+    if threading.current_thread() is engine:
+        raise PieceworkError(
+            "what is done between two steps can't be waited for on the engine's thread, which calls "
+            "listeners and observers: ask from another thread"
+        )

@@ -55,7 +55,8 @@ class Resizer:
         """Have `pages` pages.
 
         Where the requests that run have more, the prefix tree gives up what no request holds, then the
-        youngest wait again. Raises RequestError, with nothing changed, where `pages` can't be.
+        youngest wait again. Raises RequestError, with nothing changed, where `pages` can't be, and what the
+        device raises where it fails at a shrink: then all requests wait again, and the size stays.
         """
         self._check(pages, longest)
         cache, pool, scheduler = self._cache, self._pool, self._scheduler
@@ -66,8 +67,13 @@ class Resizer:
                 scheduler.shrink_to(pages - 1)
                 moves = pool.resize(pages)
                 scheduler.renumber(moves)
-                self._profile.add_bytes("kv.compact", cache.copy_pages(moves))
-                cache.resize(pages)
+                try:
+                    self._profile.add_bytes("kv.compact", cache.copy_pages(moves))
+                    cache.resize(pages)
+                except Exception:
+                    scheduler.shrink_to(0)  # a page's new place may not have what was in it
+                    pool.resize(cache.num_pages)
+                    raise
             else:
                 try:
                     cache.resize(pages)
@@ -80,6 +86,8 @@ class Resizer:
 
     def _check(self, pages: int, longest: int) -> None:
         cache = self._cache
+        if isinstance(pages, bool) or not isinstance(pages, int):
+            raise _refused(pages, "an integer", "invalid_value")
         if not cache.resizable:
             raise _refused(pages, cache.fixed_because, "not_resizable")
         least = pages_for(longest, cache.page_size) + 1
@@ -96,5 +104,5 @@ class Resizer:
             raise _refused(pages, message, "out_of_memory")
 
 
-def _refused(pages: int, allowed: str, code: str) -> RequestError:
-    return RequestError(f"pages={pages} is not allowed: {allowed}", param="pages", code=code)
+def _refused(pages: object, allowed: str, code: str) -> RequestError:
+    return RequestError(f"pages={pages!r} is not allowed: {allowed}", param="pages", code=code)

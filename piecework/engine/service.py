@@ -25,7 +25,7 @@ from piecework.engine.gaps import Pauses
 from piecework.engine.health import describe
 from piecework.engine.loader import Loader
 from piecework.engine.observer import Observer
-from piecework.engine.orders import Order, carry_out
+from piecework.engine.orders import Order, carry_out, refuse_own_thread
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
@@ -254,6 +254,7 @@ class Service:
 
     def _order(self, what: Callable[[], T]) -> T:
         """Return what `what` does on the engine's thread, between two steps."""
+        refuse_own_thread(self._thread)
         done: Future[T] = Future()
         with self._lock:
             if self._dead is not None or self._closing:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from piecework.engine.offline import run_requests
-from piecework.errors import ConfigError, EngineDeadError, RequestError
+from piecework.errors import ConfigError, EngineDeadError, PieceworkError, RequestError
 from piecework.sampling import SamplingParams
 
 STREAMS = 16
@@ -164,11 +164,15 @@ def test_what_cannot_be_is_refused_and_changes_nothing(make_service):
         (0, "at least"),
         (10**9 + 1, f"at most {10**9}"),
         (10**9, "bytes more"),
+        (40.0, r"pages=40.0 is not allowed: an integer"),
+        (True, "an integer"),
+        ("50", "pages='50' is not allowed: an integer"),
+        (None, "an integer"),
     ):
         with pytest.raises(RequestError, match=message) as caught:
             service.resize_kv(pages)
         assert caught.value.param == "pages"
-    assert service.runner.cache.num_pages == 100
+    assert service.runner.cache.num_pages == 100 and service.kv_size().pages == 100
     service.close()
     with pytest.raises(EngineDeadError, match="shutting down"):
         service.resize_kv(50)
@@ -177,3 +181,44 @@ def test_what_cannot_be_is_refused_and_changes_nothing(make_service):
 def test_growth_that_the_start_does_not_allow(make_service):
     with pytest.raises(ConfigError, match="max_num_pages=50 is not allowed: at least num_pages=100"):
         make_service(num_pages=100, max_num_pages=50, **SMALL)
+
+
+def test_a_listener_that_asks_is_refused_and_does_not_stop_the_engine(make_service):
+    service = make_service(device="cpu,sim", num_pages=100, **SMALL)
+    ended, said = threading.Event(), []
+
+    def listener(delta):
+        for ask in (service.kv_size, lambda: service.resize_kv(50), lambda: service.move_to("sim")):
+            with pytest.raises(PieceworkError, match="ask from another thread") as caught:
+                ask()
+            said.append(caught.value)
+        if delta.finish_reason is not None:
+            ended.set()
+
+    service.submit([1, 2], SamplingParams(max_tokens=2, ignore_eos=True), listener=listener)
+    assert ended.wait(20) and len(said) == 6
+    assert service.resize_kv(50).pages == 50 and service.device_name == "cpu"
+
+
+@pytest.mark.parametrize("what", ["copy_pages", "resize"])
+def test_a_shrink_that_fails_on_the_device_changes_no_token_and_no_size(
+    make_service, alone, monkeypatch, what
+):
+    debug = {"enable_debug_mode": True}
+    service = make_service(num_pages=140, max_num_pages=400, compilation_config=debug, **SMALL)
+    load = Load(service, alone)
+
+    def fails(*_):
+        raise RuntimeError("no memory for the copy")
+
+    for number in (1, 2, 3):
+        load.wait_for(4 * number)
+        with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="no memory"):
+            patch.setattr(service.runner.cache, what, fails)
+            service.resize_kv(40)
+        size = service.kv_size()
+        assert (size.pages, size.pages - 1) == (140, service.stats().kv_pages_total)
+    assert service.resize_kv(40).pages == 40
+    load.stop()
+    service.close()
+    assert load.wrong == [] and load.complete > 0 and service.stats().kv_pages_used == 0
