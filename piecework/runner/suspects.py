@@ -23,7 +23,7 @@ class SuspectPages:
         self._pages: set[int] = set()
 
     def add(self, pages: Iterable[int]) -> None:
-        """Suspect these, and the dummy page. Others may read them: they stay as they are until nobody does."""
+        """Suspect these, and the dummy page. Others may read them: they stay until nobody does."""
         self._pages.update(pages, (DUMMY_PAGE,))
 
     @torch.inference_mode()
