@@ -78,8 +78,9 @@ class AuditedRunner:
 
     def _doubt(self, items: Sequence[BatchItem], results: Sequence[ItemResult]) -> None:
         """Audit rows without a finite number: where the reference has some, it is not the model's fault."""
-        bad = [item for item, result in zip(items, results, strict=True) if result.error is not None]
-        expected = None if self._audit.ended is not None else self._expected(bad)
+        pairs = zip(items, results, strict=True)
+        bad = [item for item, result in pairs if result.error is not None and item.sampling is not None]
+        expected = None if self._audit.ended is not None or not bad else self._expected(bad)
         if expected is not None and bool(expected.isfinite().all()):
             miss = self._audit.judge(self.device.name, math.nan)
             if miss is not None and self._audit.policy.switch:

@@ -19,6 +19,7 @@ from piecework.runner.programs import Programs
 from piecework.runner.ranks import Ranks
 from piecework.runner.sampler import NonFiniteLogitsError, SamplingState, prompt_logprobs, sample
 from piecework.runner.steps import LAYER, StepTeller
+from piecework.runner.suspects import SuspectPages
 from piecework.sampling import TokenLogprob
 
 log = logging.getLogger("piecework.runner")
@@ -44,6 +45,7 @@ class Runner:
         self.cache = cache
         self.profile = profile
         self._ranks = ranks
+        self._suspects = SuspectPages(cache) if isinstance(cache, PagedKVCache) else None
         self.graphs = programs.graphs(cache)
         if programs.plan is not None and isinstance(self.graphs, GraphRunner):
             with profile.time("capture"):
@@ -65,6 +67,8 @@ class Runner:
         start = now()
         phase: Phase = "decode" if all(item.span.length == 1 for item in items) else "prefill"
         with self.profile.time(f"{phase}.prepare"):
+            if self._suspects is not None:
+                self._suspects.clear(items)
             inputs = build_inputs(items, self.cache.page_size, self.device)
         drawing = [i for i, item in enumerate(items) if item.sampling is not None]
         with self.profile.time(f"{phase}.run"):
@@ -92,8 +96,16 @@ class Runner:
                 if item.prompt_targets:
                     start = inputs.starts[i]
                     rows = hidden[start : start + len(item.prompt_targets)]
-                    scored = self._score(rows, item.prompt_targets, item.prompt_top)
-                    results[i] = results[i]._replace(prompt_logprobs=scored)
+                    try:
+                        scored = self._score(rows, item.prompt_targets, item.prompt_top)
+                    except NonFiniteLogitsError as error:
+                        results[i] = ItemResult(error=_not_finite(error))
+                    else:
+                        results[i] = results[i]._replace(prompt_logprobs=scored)
+            if self._suspects is not None:
+                for item, result in zip(items, results, strict=True):
+                    if result.error is not None:
+                        self._suspects.add(item.pages)
         return results, logits
 
     @property
@@ -131,11 +143,17 @@ class Runner:
 
     def _score(self, rows: Tensor, targets: Sequence[int], top: int) -> list[TokenLogprob]:
         scored: list[TokenLogprob] = []
+        bad: NonFiniteLogitsError | None = None
         for start in range(0, len(targets), HEAD_ROWS):
             part = slice(start, start + HEAD_ROWS)
-            logits = self._gather(self.graphs.head(rows[part]))
-            if logits is not None:
-                scored += prompt_logprobs(logits, list(targets[part]), top)
+            logits = self._gather(self.graphs.head(rows[part]))  # also once one is bad: other ranks join in
+            if logits is not None and bad is None:
+                try:
+                    scored += prompt_logprobs(logits, list(targets[part]), top)
+                except NonFiniteLogitsError as error:
+                    bad = error
+        if bad is not None:
+            raise bad
         return scored
 
     def _gather(self, logits: Tensor) -> Tensor | None:
@@ -151,10 +169,14 @@ def draw(logits: Tensor, states: Sequence[SamplingState]) -> list[ItemResult]:
     try:
         sampled = sample(logits, states)
     except NonFiniteLogitsError as error:
-        bad = dict.fromkeys(error.rows, f"the model's logits are not finite ({error})")
+        bad = dict.fromkeys(error.rows, _not_finite(error))
         good = [row for row in range(len(states)) if row not in bad]
         sampled = sample(logits[good], [states[row] for row in good])
     drawn = map(ItemResult, sampled.token_ids, sampled.logprobs)
     if not bad:
         return list(drawn)
     return [ItemResult(error=bad[row]) if row in bad else next(drawn) for row in range(len(states))]
+
+
+def _not_finite(error: NonFiniteLogitsError) -> str:
+    return f"the model's logits are not finite ({error})"
