@@ -81,8 +81,8 @@ CROWDED = [[3 + i, 50 + i, *range(100, 100 + 7 * i)] for i in range(8)]
 def test_steps_are_one_call_under_preemption_and_with_chunks(name: str, tmp_path: Path) -> None:
     """Few pages, small chunks, prompt log probabilities: the same numbers as piece by piece."""
     folder = save_tiny(tmp_path / "model", name)
-    # Who comes together depends on the moment, so rows must give the same in any batch: chunks of at most 4 tokens are
-    # 8 query rows of a head, which attention treats alike, however many there are.
+    # Who comes together depends on the moment, so rows must give the same in any batch. Chunks of 4 tokens
+    # are at most 8 query rows of a head: attention treats these alike, however many there are.
     small = {"page_size": 4, "num_pages": 40, "max_num_seqs": 8, "chunk_size": 4, "max_model_len": 120}
     found = []
     for chain in (True, False):
