@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from piecework.config import EngineConfig
 from piecework.engine.offline import run_requests
+from piecework.engine.service import Service
 from piecework.sampling import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=10)
@@ -33,6 +35,16 @@ def collect(service, prompts=PROMPTS, params=PARAMS, then=()):
         if count in then:
             then[count]()
     return tokens, scored
+
+
+def undisturbed(folder, *batches):
+    """What `collect` gives for each batch, its arguments, on a CPU that never fails."""
+    service = Service(
+        EngineConfig.from_flat({"model": str(folder), "dtype": "float32", "threads": 1, **SMALL})
+    )
+    found = [collect(service, *batch) for batch in batches]
+    service.close()
+    return found
 
 
 def the_takeover(service):

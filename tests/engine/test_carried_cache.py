@@ -6,10 +6,9 @@ import logging
 
 import pytest
 import torch
-from carried_rig import GREEDY, LONG, PROMPTS, SMALL, collect, the_takeover
+from carried_rig import GREEDY, LONG, PROMPTS, SMALL, collect, the_takeover, undisturbed
 
 from piecework.engine.offline import run_requests
-from piecework.engine.service import Service
 from piecework.kvcache import CarriedPages, PagedKVCache
 from piecework.runner.runner import Runner
 
@@ -29,13 +28,7 @@ def executed(monkeypatch):
 
 @pytest.fixture(scope="module")
 def clean(folder):
-    from piecework.config import EngineConfig
-
-    values = {"model": str(folder), "dtype": "float32", "threads": 1, **SMALL}
-    service = Service(EngineConfig.from_flat(values))
-    found = collect(service)
-    service.close()
-    return found
+    return undisturbed(folder, ())[0]
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 11])

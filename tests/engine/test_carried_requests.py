@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import pytest
-from carried_rig import GREEDY, LONG, SEEDED, SMALL, collect, the_takeover
+from carried_rig import GREEDY, LONG, SEEDED, SMALL, collect, the_takeover, undisturbed
 
-from piecework.config import EngineConfig
-from piecework.engine.service import Service
+BATCH = [[3 + number, *range(9, 9 + number)] for number in range(8)]
 
 
 @pytest.fixture(scope="module")
-def undisturbed(folder):
+def clean(folder):
+    return undisturbed(folder, ())[0]
+
+
+@pytest.fixture(scope="module")
+def of_size(folder):
     """Tokens of a batch without a failure, by its size."""
-    values = {"model": str(folder), "dtype": "float32", "threads": 1, **SMALL}
-    service = Service(EngineConfig.from_flat(values))
-    found = {size: collect(service, BATCH[:size], GREEDY) for size in (1, 8)}
-    service.close()
-    return found
-
-
-BATCH = [[3 + number, *range(9, 9 + number)] for number in range(8)]
+    sizes = (1, 8)
+    return dict(zip(sizes, undisturbed(folder, *[(BATCH[:size], GREEDY) for size in sizes]), strict=True))
 
 
 @pytest.mark.parametrize("size", [1, 8])
 @pytest.mark.parametrize("step", [0, 1, 5, 9], ids=["prefill", "first", "middle", "last"])
 @pytest.mark.parametrize("kind", ["error", "lost"])
-def test_whichever_step_fails_a_batch_of_any_size_streams_on(make_service, undisturbed, size, step, kind):
+def test_whichever_step_fails_a_batch_of_any_size_streams_on(make_service, of_size, size, step, kind):
     fault = f"point=run,device=0,step={step},kind={kind}"
     service = make_service(device="sim,cpu", inject_fault=fault, **SMALL)
-    assert collect(service, BATCH[:size], GREEDY) == undisturbed[size]
+    assert collect(service, BATCH[:size], GREEDY) == of_size[size]
     carriage = the_takeover(service)
     known = (carriage.copied_tokens, carriage.computed_tokens)
     assert bool(known[kind == "error"]) is False and bool(known[kind != "error"]) is (step > 0)
@@ -76,12 +74,3 @@ def test_what_is_cancelled_while_the_next_device_loads_leaves_no_page_behind(mak
     assert ended == {"one": "abort", "two": "length"} and the_takeover(service).copied_tokens > 40
     service.close()
     assert service.stats().kv_pages_used == 0
-
-
-@pytest.fixture(scope="module")
-def clean(folder):
-    values = {"model": str(folder), "dtype": "float32", "threads": 1, **SMALL}
-    service = Service(EngineConfig.from_flat(values))
-    found = collect(service)
-    service.close()
-    return found

@@ -26,7 +26,7 @@ inline floats some(const T* x, int d, int dim) {
 struct FloatPack : FloatSums {
   using Word = float;
   static constexpr int PER = 1;
-  // 2^x for |x| <= 1/2, highest power first: Remez' polynomial, within 2e-9 of it.
+  // 2^x for |x| <= 1/2, highest power first, fitted to the least relative error, which is 2e-9.
   static constexpr float POWER[] = {0x1.41d332p-13f, 0x1.5f456cp-10f, 0x1.3b2dbcp-7f, 0x1.c6aed4p-5f,
                                     0x1.ebfbdap-3f,  0x1.62e43p-1f,   1.0f};
 
@@ -47,7 +47,7 @@ struct FloatPack : FloatSums {
 struct BrainPack : BrainSums {
   using Word = int32_t;
   static constexpr int PER = 2;
-  // As in FloatPack, within 3e-6: weights are rounded to bfloat16.
+  // As in FloatPack, with an error of 3e-6: weights are rounded to bfloat16.
   static constexpr float POWER[] = {0x1.3997d2p-7f, 0x1.ca1442p-5f, 0x1.ec06dap-3f, 0x1.62e0dcp-1f, 0x1.ffffe8p-1f};
 
   static void store_weights(bf16* to, floats x) {
