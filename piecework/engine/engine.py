@@ -260,8 +260,8 @@ class Engine:
         if not samples:
             del self._requests[request.request_id]
         self._finished[delta.finish_reason or "error"] += 1
+        self.on_finish(request, delta)  # first: who hears of an end finds it counted, and the id free
         self._tell(request, delta)
-        self.on_finish(request, delta)
 
     def _tell(self, request: Request, delta: Delta) -> None:
         try:

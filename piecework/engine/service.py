@@ -488,6 +488,7 @@ class Service:
 
     def _observe(self, request: Request, delta: Delta) -> None:
         with self._lock:
+            self._stats = self._engine.stats()
             if not self._engine.is_open(request.request_id):
                 self._open.discard(request.request_id)
                 self._aborts.discard(request.request_id)  # or it would end the next one of that name

@@ -198,6 +198,25 @@ def test_an_abort_is_not_for_a_later_request_of_the_same_name(make_service):
     assert ended.wait(60) and ends == ["length"]
 
 
+def test_who_hears_of_an_end_finds_it_counted_and_the_id_free(make_service):
+    service = make_service()
+    params, seen, answered = GREEDY.with_changes(max_tokens=3), [], threading.Event()
+
+    def listen(delta):
+        if delta.finish_reason is None:
+            return
+        seen.append(service.stats())
+        if len(seen) == 1:
+            service.submit([5, 6], params, request_id="name", listener=listen)
+        else:
+            answered.set()
+
+    service.submit([5, 6], params, request_id="name", listener=listen)
+    assert answered.wait(60)
+    counted = [(s.generation_tokens_total, s.finished["length"], s.running, s.kv_pages_used) for s in seen]
+    assert counted == [(3, 1, 0, 0), (6, 2, 0, 0)]
+
+
 def test_a_listener_that_ends_its_thread_does_not_end_the_engine(make_service):
     service = make_service()
 
