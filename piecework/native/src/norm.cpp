@@ -24,12 +24,12 @@ struct NormCall {
     float* row = scratch_row(size);
     const int64_t at = r * size;
     const T* from = (const T*)x + (inner == 1 ? r * outer : r / inner * outer + r % inner * step);
-    if (residual)
-      add_row(from, (const T*)residual + at, size, (T*)total + at, row);
-    else
-      widen_row(from, size, row);
-    if (!scale && !row_scale) return norm_row(row, (const T*)weight, size, float(eps), (T*)out + at);
-    norm_row(row, (const T*)weight, size, float(eps), row);
+    const T* weights = (const T*)weight;
+    const float inverse = residual ? fill_sum(from, (const T*)residual + at, size, float(eps), row)
+                                   : fill_row(from, size, float(eps), row);
+    T* sum = residual ? (T*)total + at : nullptr;
+    if (!scale && !row_scale) return norm_row(row, weights, size, inverse, (T*)out + at, sum);
+    norm_row(row, weights, size, inverse, row, sum);
     if (scale)
       quantize_row(row, size, {scale, offset}, (int8_t*)out + at);
     else

@@ -51,8 +51,7 @@ inline void norm_turn_heads(const T* x, const T* weight, const T* bias, float ep
   const float* cos = angles.of(token);
   float* row = scratch_row(size);
   for (int64_t h = 0; h < heads; ++h) {
-    widen_row(x + h * size, size, row);
-    norm_row(row, weight, size, eps, row);
+    norm_row(row, weight, size, fill_row(x + h * size, size, eps, row), row);
     if (bias)
       each(size, [&](int64_t i, auto lanes) {
         store(row + i, rounded<T>(load(row + i, lanes) + load(bias + i, lanes)), lanes);

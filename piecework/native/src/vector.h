@@ -88,8 +88,8 @@ inline uints bf16_bits(floats x) {
   return (uints)(x == x ? (floats)rounded : (floats)(bits | 0x400000));
 }
 
-inline shorts to_bf16(floats x) {
-  const uints bits = bf16_bits(x) >> 16;
+inline shorts upper_halves(uints bits) {
+  bits >>= 16;
 #if defined(PIECEWORK_AVX512)
   return (shorts)_mm512_cvtepi32_epi16((__m512i)bits);
 #elif defined(PIECEWORK_AVX2)
@@ -99,6 +99,8 @@ inline shorts to_bf16(floats x) {
   return __builtin_convertvector(bits, shorts);
 #endif
 }
+
+inline shorts to_bf16(floats x) { return upper_halves(bf16_bits(x)); }
 
 inline void store(bf16* to, floats x) {
   const shorts y = to_bf16(x);
@@ -261,6 +263,17 @@ inline void store(T* to, floats x, int64_t n) {
   T kept[LANES];
   store(kept, x);
   std::memcpy(to, kept, size_t(n) * sizeof(T));
+}
+
+// Store x, which is rounded to T already.
+template <typename T, typename L>
+inline void store_as_it_is(T* to, floats x, L lanes) {
+  store(to, x, lanes);
+}
+
+inline void store_as_it_is(bf16* to, floats x, AllLanes) {
+  const shorts y = upper_halves((uints)x);
+  std::memcpy(to, &y, sizeof y);
 }
 
 // Store x as it is after a rounding to T; storing a T is that rounding.
