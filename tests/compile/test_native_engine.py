@@ -87,9 +87,9 @@ def _hold_until_queued(service: Service, count: int) -> None:
     def hold(items: Any) -> Any:
         begun.set()
         until = time.monotonic() + 20
-        while len(service._arrivals) < count and time.monotonic() < until:
+        while len(service._intake.arrivals) < count and time.monotonic() < until:
             time.sleep(0.001)
-        assert len(service._arrivals) == count
+        assert len(service._intake.arrivals) == count
         runner.examine = examine  # type: ignore[method-assign]
         return examine(items)
 
