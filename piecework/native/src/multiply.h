@@ -21,7 +21,7 @@ void share_columns(int64_t columns, int64_t width, int64_t cost, const Work& wor
   for (int64_t i = 0; i < parts; ++i) part(units * i / parts, units * (i + 1) / parts);
 }
 
-// Calls finish(row, first column, columns, sums) for each row of x w^T, sums being floats or int32.
+// Calls `finish` as `give` does for each row of x w^T, sums being floats or int32.
 template <typename P, typename Finish>
 void multiply(const Product<P>& p, const Finish& finish) {
   if (!p.rows) return;

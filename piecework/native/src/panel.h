@@ -32,7 +32,7 @@ struct Panel {
   const typename P::Weight* row(int i) const { return first + (WHOLE ? i : std::min(i, last)) * stride; }
 
   // The block of LANES words of each row from channel k on.
-  __attribute__((always_inline)) void load(int64_t k, ints* block) const {
+  PIECEWORK_INLINED void load(int64_t k, ints* block) const {
     PIECEWORK_UNROLLED
     for (int i = 0; i < LANES; ++i) block[i] = P::words(row(i) + k);
     transpose(block);
@@ -166,7 +166,7 @@ __attribute__((noinline)) void packed_rows(const typename P::X* const* x, int64_
   for (int m = 0; m < M; ++m)
     PIECEWORK_UNROLLED
     for (int n = 0; n < N; ++n) sums[m][n] = add ? to[m * N + n] : typename P::Sum{};
-  const auto step = [&](int64_t k, const typename P::X* const* from, int64_t at) {
+  const auto step = [&](int64_t k, const typename P::X* const* from, int64_t at) PIECEWORK_INLINED {
     PIECEWORK_UNROLLED
     for (int part = 0; part < P::PARTS; ++part) {
       typename P::Part column[N];
@@ -203,6 +203,16 @@ __attribute__((noinline)) void packed_rows(const typename P::X* const* x, int64_
 inline const float* numbers(const floats* sums) { return reinterpret_cast<const float*>(sums); }
 inline const int32_t* numbers(const ints* sums) { return reinterpret_cast<const int32_t*>(sums); }
 
+// Calls finish(row, first column, columns, sums), or with how far the sums of the row before lie from these as well:
+// rows that belong together in pairs are never apart.
+template <typename Finish, typename Sum>
+inline void give(const Finish& finish, int64_t row, int64_t first, int64_t columns, const Sum* sums, int64_t apart) {
+  if constexpr (std::is_invocable_v<Finish, int64_t, int64_t, int64_t, const Sum*, int64_t>)
+    finish(row, first, columns, sums, apart);
+  else
+    finish(row, first, columns, sums);
+}
+
 // All rows with N panels from column `first` on.
 template <typename P, int N, typename Finish>
 void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
@@ -235,7 +245,8 @@ void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
         else
           packed_rows<P, HALF, N>(x, channels, packed, apart, k > 0, ahead, to);
         if (k + MOST < p.depth) continue;
-        for (int64_t i = m; i < std::min(p.rows, m + DOWN); ++i) finish(i, first, count, numbers(to + (i - m) * N));
+        for (int64_t i = m; i < std::min(p.rows, m + DOWN); ++i)
+          give(finish, i, first, count, numbers(to + (i - m) * N), N * LANES);
       }
     }
 }
@@ -248,7 +259,7 @@ void few_rows_of(const Product<P>& p, int64_t first, const Finish& finish) {
     few_rows<P, M, true>(p, first, sums);
   else
     few_rows<P, M, false>(p, first, sums);
-  for (int m = 0; m < p.rows; ++m) finish(m, first, count, numbers(sums + m));
+  for (int m = 0; m < p.rows; ++m) give(finish, m, first, count, numbers(sums + m), LANES);
 }
 
 // Columns of panels `from` to `to`.

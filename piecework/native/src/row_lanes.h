@@ -58,7 +58,7 @@ __attribute__((noinline)) void spread_columns(const RowLanes& rows, const typena
   for (int c = 0; c < COLUMNS; ++c)
     PIECEWORK_UNROLLED
     for (int v = 0; v < V; ++v) sums[c][v] = typename P::Sum{};
-  const auto step = [&](int64_t word, const typename P::Weight* const* from, int64_t at) {
+  const auto step = [&](int64_t word, const typename P::Weight* const* from, int64_t at) PIECEWORK_INLINED {
     typename P::Part x[V];
     PIECEWORK_UNROLLED
     for (int v = 0; v < V; ++v) x[v] = (typename P::Part)rows.x[v * rows.apart + word];
@@ -113,7 +113,7 @@ void columns_of(const Product<P>& p, const RowLanes& rows, int64_t first, int64_
       for (int j = 0; j < LANES; ++j) row[j][i] = (Sum)block[j];
     }
     for (int64_t m = v * LANES; m < std::min<int64_t>(p.rows, (v + 1) * LANES); ++m)
-      finish(m, first, count, numbers(row[m - v * LANES]));
+      give(finish, m, first, count, numbers(row[m - v * LANES]), GROUP);
   }
 }
 

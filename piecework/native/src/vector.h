@@ -162,6 +162,13 @@ inline float sum(floats x) {
   return kept[0];
 }
 
+// Around the range of int32 as unsigned integers go.
+inline int32_t sum(ints x) {
+  uint32_t all = 0;
+  for (int i = 0; i < LANES; ++i) all += uint32_t(x[i]);
+  return int32_t(all);
+}
+
 inline float largest(floats x) {
 #if defined(PIECEWORK_AVX512)
   return _mm512_reduce_max_ps((__m512)x);

@@ -82,7 +82,11 @@ def _supports_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None =
 
 @linear_w8.implement("cpu", supports=_supports_w8)
 def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    """As the reference, but that the product stays in float32 until it is scaled."""
+    """As the reference, but that the product stays in float32 until it is scaled.
+
+    With AVX-512, few rows of 16-bit floats are rounded to integers: of 16 bits, where 127 * 256 is the largest
+    number of the row. The product of these is exact.
+    """
     n, k = weight.shape
     out = x.new_empty((*x.shape[:-1], n))
     _linear_w8(
