@@ -12,7 +12,6 @@ constexpr int ROWS = 4;                        // of x at a time
 constexpr int MANY = VNNI ? 8 : 4;             // where there are registers for them: weights are unpacked less often
 constexpr int64_t TILE = 16;                   // groups of weights that a thread takes
 constexpr int STREAMS = VNNI ? 1 : 4;          // of them that are read at once
-constexpr bool WIDE = VNNI;                    // whether two are multiplied at once, with MANY rows
 constexpr int64_t AHEAD = VNNI ? 1 << 14 : 0;  // bytes from what is read to what is asked for
 constexpr int64_t SMALL = 1 << 16;             // products, below which other threads aren't woken
 
@@ -32,6 +31,19 @@ struct Quantised {
   }
 };
 
+// The sum of half a block.
+int32_t sum_of_half(const int8_t* x) {
+#if defined(__AVX2__)
+  const __m128i from_0 = _mm_xor_si128(_mm_loadu_si128((const __m128i*)x), _mm_set1_epi8(-128));
+  const __m128i sums = _mm_sad_epu8(from_0, _mm_setzero_si128());
+  return _mm_cvtsi128_si32(sums) + _mm_extract_epi16(sums, 4) - BLOCK / 2 * 128;
+#else
+  int32_t sum = 0;
+  for (int i = 0; i < BLOCK / 2; ++i) sum += x[i];
+  return sum;
+#endif
+}
+
 // Into a row of `to`.
 template <typename T>
 void quantise_row(const T* x, const Quantised& to, bool halves) {
@@ -43,8 +55,7 @@ void quantise_row(const T* x, const Quantised& to, bool halves) {
     const float reciprocal = most == 0 ? 0 : 127 / most;
     int8_t values[BLOCK];
     for (int i = 0; i < BLOCK; i += LANES) store(values + i, load(from + i) * reciprocal);
-    int32_t first = 0, last = 0;
-    for (int i = 0; i < BLOCK / 2; ++i) first += values[i], last += values[BLOCK / 2 + i];
+    const int32_t first = sum_of_half(values), last = sum_of_half(values + BLOCK / 2);
     for (int i = 0; i < BLOCK; i += 4) std::memcpy(to.values + place(0, b * BLOCK + i), values + i, 4);
     to.scales[b * ABREAST] = most / 127;
     to.sums[b * ABREAST] = float(first + last) * to.scales[b * ABREAST];
@@ -157,7 +168,7 @@ void run_kind(K kind, const BlockLinearCall& call, const Quantised& x) {
       for (const int64_t end = g + apart; g < end; ++g) all_rows<T, STREAMS>(kind, call, x, 0, g, apart);
       g += apart * (STREAMS - 1);
     }
-    if constexpr (WIDE)
+    if constexpr (TWO_GROUPS)
       for (; g + 2 <= to && call.rows >= MANY; g += 2) {
         int64_t m = 0;
         for (; m + MANY <= call.rows; m += MANY) some_groups<T, 1, 2>(kind, call, x, m, MANY, g, 1);

@@ -59,6 +59,16 @@ inline __m256i all_bytes(__m256i, int8_t x) { return _mm256_set1_epi8(x); }
 #if defined(__AVX512VNNI__) && defined(__AVX512VL__)
 constexpr bool VNNI = true;
 inline __m256i add_fours(__m256i sum, __m256i unsigned_w, __m256i x) { return _mm256_dpbusd_epi32(sum, unsigned_w, x); }
+#else
+constexpr bool VNNI = false;
+inline __m256i add_fours(__m256i sum, __m256i unsigned_w, __m256i x) {
+  const __m256i pairs = _mm256_maddubs_epi16(unsigned_w, x);
+  return add(sum, product_of_pairs(pairs, _mm256_set1_epi16(1)));
+}
+#endif
+
+#if defined(__AVX512F__) && defined(__AVX512VNNI__)
+constexpr bool TWO_GROUPS = true;
 
 template <>
 struct Vectors<2> {
@@ -103,16 +113,12 @@ inline __m512i all(__m512i, int32_t x) { return _mm512_set1_epi32(x); }
 inline __m512i all_bytes(__m512i, int8_t x) { return _mm512_set1_epi8(x); }
 inline __m512i add_fours(__m512i sum, __m512i unsigned_w, __m512i x) { return _mm512_dpbusd_epi32(sum, unsigned_w, x); }
 #else
-constexpr bool VNNI = false;
-inline __m256i add_fours(__m256i sum, __m256i unsigned_w, __m256i x) {
-  const __m256i pairs = _mm256_maddubs_epi16(unsigned_w, x);
-  return add(sum, product_of_pairs(pairs, _mm256_set1_epi16(1)));
-}
+constexpr bool TWO_GROUPS = false;
 #endif
 
 #else
 
-constexpr bool VNNI = false;
+constexpr bool VNNI = false, TWO_GROUPS = false;
 
 struct PortableFloats {
   float v[GROUP];

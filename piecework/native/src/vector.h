@@ -180,9 +180,13 @@ inline float largest(floats x) {
 }
 
 inline int32_t largest(ints x) {
+#if defined(PIECEWORK_AVX512)
+  return _mm512_reduce_max_epi32((__m512i)x);
+#else
   int32_t found = x[0];
   for (int i = 1; i < LANES; ++i) found = x[i] > found ? x[i] : found;
   return found;
+#endif
 }
 
 // The integer nearest to x, halves to even, held within int8's range; NaN gives 0.
