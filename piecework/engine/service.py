@@ -10,7 +10,7 @@ import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -31,13 +31,7 @@ from piecework.engine.reference import Reference
 from piecework.engine.request import Listener, Request
 from piecework.engine.resize import KVSize
 from piecework.engine.streams import stream_deltas
-from piecework.errors import (
-    ConfigError,
-    EngineDeadError,
-    QueueFullError,
-    RequestError,
-    WorkerLostError,
-)
+from piecework.errors import ConfigError, EngineDeadError, QueueFullError, RequestError, WorkerLostError
 from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
@@ -194,6 +188,10 @@ class Service:
             self._arrivals.extend(requests)
             self._lock.notify_all()
         return request_id
+
+    def at_once(self) -> AbstractContextManager[object]:
+        """What is submitted in a `with` of it arrives together: no step begins before the block ends."""
+        return self._lock
 
     def wait_for_room(self, samples: int) -> None:
         """Return once the queue takes so many samples, or nothing any more; the next `submit` tells which."""
