@@ -7,7 +7,7 @@ import threading
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import fields, replace
 from typing import Any
 
@@ -139,6 +139,13 @@ class DataParallel:
         service = self._router.holder(request_id)
         if service is not None:
             service.abort(request_id)
+
+    def at_once(self) -> AbstractContextManager[object]:
+        """What is submitted in a `with` of it arrives together, at whichever child; see `Service.at_once`."""
+        with ExitStack() as held:
+            for service in self._services:
+                held.enter_context(service.at_once())
+            return held.pop_all()
 
     def wait_for_room(self, samples: int) -> None:
         """Return once the child that would be asked first takes so many samples, or nothing any more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from piecework.engine.orders import Order
@@ -62,6 +63,10 @@ class Intake:
             self._open.add(request_id)
             self.arrivals.extend(samples)
             self._changed.notify_all()
+
+    def at_once(self) -> AbstractContextManager[object]:
+        """What is put in a `with` of it is taken together: no step begins before the block ends."""
+        return self._changed
 
     def wait_for_room(self, samples: int) -> None:
         """Return once the queue takes so many samples, or nothing any more; the next `put` tells which."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
@@ -23,29 +24,30 @@ def run_requests(
 ) -> Generator[tuple[int, Delta], None, None]:
     """Yield (number of the prompt, delta) until every sample of every prompt has ended.
 
-    `params` are for all prompts, or one for each. As many are submitted as the service's queue takes, but
-    no more than `parallel` at a time; the others follow as room comes. Closing the iterator aborts what
-    still runs. Raises RequestError, with the prompt's number, for a refused prompt.
+    `params` are for all prompts, or one for each. As many are submitted at once as the service's queue
+    takes, but no more than `parallel`; the others follow as room comes. Where nothing else runs, the batches
+    of those that fit at once, and so each bit of their numbers, are the same each time. Closing the iterator
+    aborts what still runs. Raises RequestError, with the prompt's number, for a refused prompt.
     """
     arrived: SimpleQueue[tuple[int, Delta]] = SimpleQueue()
     running: dict[int, str] = {}
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     unfinished = [own.n for own in each]
+    most = len(prompts) if parallel is None else max(parallel, 1)
     following = 0
     try:
-        while True:
-            while following < len(prompts) and (parallel is None or len(running) < parallel):
-                prompt, own = prompts[following], each[following]
-                request_id = _submit(service, following, prompt, own, arrived)
-                if request_id is None and not running:
-                    service.wait_for_room(own.n)  # others fill the queue, and nothing of ours will end
-                    continue
-                if request_id is None:
-                    break
-                running[following] = request_id
-                following += 1
+        while running or following < len(prompts):
+            with service.at_once() if following < len(prompts) else nullcontext():
+                while following < len(prompts) and len(running) < most:
+                    prompt, own = prompts[following], each[following]
+                    request_id = _submit(service, following, prompt, own, arrived)
+                    if request_id is None:
+                        break
+                    running[following] = request_id
+                    following += 1
             if not running:
-                return
+                service.wait_for_room(each[following].n)  # others fill the queue, nothing of ours will end
+                continue
             number, delta = arrived.get()
             if delta.finish_reason is not None:
                 unfinished[number] -= 1

@@ -7,7 +7,7 @@ import random
 import threading
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, TypeVar
 
 from piecework import debug
@@ -26,10 +26,7 @@ from piecework.engine.resize import KVSize
 from piecework.engine.step_worker import StepWorker
 from piecework.engine.streams import stream_deltas
 from piecework.engine.takeover import Takeover
-from piecework.errors import (
-    ConfigError,
-    WorkerLostError,
-)
+from piecework.errors import ConfigError, WorkerLostError
 from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.errors import ExhaustedError
 from piecework.failsafe.events import Event
@@ -155,6 +152,10 @@ class Service:
         requests = self._admission.requests(request_id, prompt_ids, params, seed, listener)
         self._intake.put(request_id, requests)
         return request_id
+
+    def at_once(self) -> AbstractContextManager[object]:
+        """What is submitted in a `with` of it arrives together: no step begins before the block ends."""
+        return self._intake.at_once()
 
     def wait_for_room(self, samples: int) -> None:
         """Return once the queue takes so many samples, or nothing any more; the next `submit` tells which."""

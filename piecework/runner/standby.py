@@ -137,13 +137,13 @@ class Standby:
             made.runner.device.release_threads()
             seconds = now() - began
             with self._lock:
-                wanted = bool(self._names)
+                if wanted := bool(self._names):  # told first: who sees that it is warm finds the event
+                    self._tell(name, "warm", f"ready to take over after {seconds:.2f} s")
                 self._made, self._status = (made, "warm") if wanted else (None, "")
-            if not wanted:
+            if wanted:
+                log.info("the standby %s is warm after %.2f s", name, seconds)
+            else:
                 made.runner.close()
-                return
-            log.info("the standby %s is warm after %.2f s", name, seconds)
-            self._tell(name, "warm", f"ready to take over after {seconds:.2f} s")
             return
         with self._lock:
             self._status = "failed"

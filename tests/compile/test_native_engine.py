@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,8 @@ import pytest
 from reference import compare_greedy, load_reference
 from tiny import save_tiny
 
-from piecework import LLM, SamplingParams
+from piecework import LLM
 from piecework.compile.native_piece import NativePiece
-from piecework.engine.service import Service
 from piecework.graph.program import Program
 from piecework.native import library
 
@@ -80,24 +77,6 @@ def test_a_second_start_reads_the_plans(
 CROWDED = [[3 + i, 50 + i, *range(100, 100 + 7 * i)] for i in range(8)]
 
 
-def _hold_until_queued(service: Service, count: int) -> None:
-    """Begin a step that ends when so many requests wait: who runs beside whom is then the same each time."""
-    runner, examine, begun = service.runner, service.runner.examine, threading.Event()
-
-    def hold(items: Any) -> Any:
-        begun.set()
-        until = time.monotonic() + 20
-        while len(service._intake.arrivals) < count and time.monotonic() < until:
-            time.sleep(0.001)
-        assert len(service._intake.arrivals) == count
-        runner.examine = examine  # type: ignore[method-assign]
-        return examine(items)
-
-    runner.examine = hold  # type: ignore[method-assign]
-    service.submit([1], SamplingParams(max_tokens=1), listener=lambda delta: None)
-    assert begun.wait(20)
-
-
 @pytest.mark.parametrize("name", ["mistral", "qwen3"])
 def test_steps_are_one_call_under_preemption_and_with_chunks(name: str, tmp_path: Path) -> None:
     """Few pages, small chunks, prompt log probabilities: the same numbers as piece by piece."""
@@ -111,7 +90,6 @@ def test_steps_are_one_call_under_preemption_and_with_chunks(name: str, tmp_path
             "enable_debug_mode": chain,
         }
         with LLM(str(folder), dtype="bfloat16", compilation_config=compilation, **small) as llm:
-            _hold_until_queued(llm.service, len(CROWDED))
             results = llm.generate(
                 CROWDED, temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=1, prompt_logprobs=1
             )

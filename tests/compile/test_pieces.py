@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -21,7 +20,10 @@ from piecework.graph.trace import trace
 
 
 class Waiting(EagerCompiler):
-    """Compiles as eager does after a wait, as for a C++ compiler; counts how many waited at once."""
+    """Compiles as eager does after a wait, as for a C++ compiler; counts how many waited at once.
+
+    In parallel they wait for each other.
+    """
 
     name = "waiting"
 
@@ -29,14 +31,14 @@ class Waiting(EagerCompiler):
         self.parallel = parallel
         self.most = 0
         self._now = 0
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
 
     def compile(self, piece: fx.GraphModule, context: CompileContext) -> CompiledPiece:
-        with self._lock:
+        with self._changed:
             self._now += 1
             self.most = max(self.most, self._now)
-        time.sleep(0.05)
-        with self._lock:
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self.most > 1, 20 if self.parallel else 0.01)
             self._now -= 1
         return super().compile(piece, context)
 

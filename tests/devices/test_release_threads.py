@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,6 +21,14 @@ pytestmark = pytest.mark.skipif(
 
 def threads() -> int:
     return len(list(Path("/proc/self/task").iterdir()))
+
+
+def fall_to(count: int) -> bool:
+    """Whether there come to be so many: one that was waited for is listed for a moment longer."""
+    end = time.time() + 60
+    while threads() > count and time.time() < end:
+        time.sleep(0.01)
+    return threads() == count
 
 
 @pytest.fixture
@@ -41,7 +50,7 @@ def work() -> int:
 def test_the_team_of_a_thread_ends(three_threads: None) -> None:
     busy = work()
     CpuDevice().release_threads()
-    assert threads() == busy - 2
+    assert fall_to(busy - 2)
     assert work() == busy  # another one starts
 
 
@@ -50,4 +59,4 @@ def test_making_an_engine_leaves_no_team_behind(tmp_path: Path, three_threads: N
     LLM(folder, threads=3).close()  # what else starts threads has done so after this one
     busy = work()
     with LLM(folder, threads=3):
-        assert threads() == busy - 2 + 1  # the engine's
+        assert fall_to(busy - 2 + 1)  # the engine's

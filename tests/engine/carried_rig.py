@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from between_steps import asked_after
+
 from piecework.config import EngineConfig
 from piecework.engine.offline import run_requests
 from piecework.engine.service import Service
@@ -24,16 +26,16 @@ SMALL = {
 }
 
 
-def collect(service, prompts=PROMPTS, params=PARAMS, then=()):
-    """Tokens of each sample and log probabilities of prompts; after so many deltas something is done."""
+def collect(service, prompts=PROMPTS, params=PARAMS, then=None):
+    """Tokens of each sample and log probabilities of prompts; see `asked_after` for `then`."""
     tokens, scored = {}, {}
-    for count, (number, delta) in enumerate(run_requests(service, prompts, params), 1):
-        assert delta.finish_reason in (None, "length"), delta.error
-        tokens.setdefault((number, delta.index), []).extend(delta.token_ids)
-        if delta.prompt_logprobs is not None:
-            scored[number] = [one and (one.token_id, round(one.logprob, 3)) for one in delta.prompt_logprobs]
-        if count in then:
-            then[count]()
+    with asked_after(service, then or {}):
+        for number, delta in run_requests(service, prompts, params):
+            assert delta.finish_reason in (None, "length"), delta.error
+            tokens.setdefault((number, delta.index), []).extend(delta.token_ids)
+            if delta.prompt_logprobs is not None:
+                known = [one and (one.token_id, round(one.logprob, 3)) for one in delta.prompt_logprobs]
+                scored[number] = known
     return tokens, scored
 
 

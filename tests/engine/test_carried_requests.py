@@ -68,8 +68,9 @@ def test_what_is_cancelled_while_the_next_device_loads_leaves_no_page_behind(mak
     def listener(name):
         return lambda delta: ended.update({name: delta.finish_reason}) if delta.finish_reason else None
 
-    service.submit(LONG, SEEDED, request_id="one", listener=listener("one"))
-    service.submit(LONG, GREEDY, request_id="two", listener=listener("two"))
+    with service.at_once():
+        service.submit(LONG, SEEDED, request_id="one", listener=listener("one"))
+        service.submit(LONG, GREEDY, request_id="two", listener=listener("two"))
     assert service.drain(120)
     assert ended == {"one": "abort", "two": "length"} and the_takeover(service).copied_tokens > 40
     service.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from between_steps import asked_after
 
 from piecework.engine.offline import run_requests
 from piecework.errors import DeviceError, RequestError
@@ -18,14 +19,13 @@ SMALL = {
 }
 
 
-def collect(service, then=()):
-    """Tokens of each prompt; after so many of them (a dict) something is done."""
+def collect(service, then=None):
+    """Tokens of each prompt; see `asked_after` for `then`."""
     tokens = {0: [], 1: []}
-    for count, (number, delta) in enumerate(run_requests(service, PROMPTS, PARAMS), 1):
-        assert delta.finish_reason in (None, "length"), delta.error
-        tokens[number].extend(delta.token_ids)
-        if count in then:
-            then[count]()
+    with asked_after(service, then or {}):
+        for number, delta in run_requests(service, PROMPTS, PARAMS):
+            assert delta.finish_reason in (None, "length"), delta.error
+            tokens[number].extend(delta.token_ids)
     return tokens
 
 

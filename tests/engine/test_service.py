@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -22,6 +24,19 @@ def run(service, prompt, params):
 
 def tokens(deltas):
     return [t for d in deltas for t in d.token_ids]
+
+
+def hold_steps(service, until, after):
+    """After so many steps the next one ends when `until` holds, which whoever makes it so tells the lock."""
+    examine, steps = service.runner.examine, itertools.count()
+
+    def held(items):
+        if next(steps) >= after:
+            with service._intake._changed:
+                assert service._intake._changed.wait_for(until, 60)
+        return examine(items)
+
+    service.runner.examine = held
 
 
 def test_max_tokens_ends_with_length_and_usage(make_service):
@@ -111,17 +126,37 @@ def test_what_cannot_be_served_is_refused_before_it_is_queued(make_service, prom
 def test_a_full_queue_refuses_and_keeps_what_it_has(make_service):
     service = make_service(max_num_seqs=1, max_queue=2)
     ends = []
-    refused = 0
-    for _ in range(12):
-        try:
-            service.submit(
-                [3] * 50, GREEDY.with_changes(max_tokens=30), listener=lambda d: ends.append(d.finish_reason)
-            )
-        except QueueFullError:
-            refused += 1
-    assert refused >= 12 - 2 - 1 - 1
+    params = GREEDY.with_changes(max_tokens=30)
+
+    def submit():
+        service.submit([3] * 50, params, listener=lambda d: ends.append(d.finish_reason))
+
+    with service.at_once():
+        for _ in range(2):
+            submit()
+        for _ in range(10):
+            with pytest.raises(QueueFullError):
+                submit()
     assert service.drain(60)
-    assert ends.count("length") == 12 - refused
+    assert ends.count("length") == 2
+
+
+def test_prompts_of_one_call_run_in_one_step_however_long_submitting_takes(make_service, monkeypatch):
+    service = make_service()
+    submit, examine, rows = service.submit, service.runner.examine, []
+
+    def slowly(*prompt, **options):
+        time.sleep(0.05)
+        return submit(*prompt, **options)
+
+    def noted(items):
+        rows.append(len(items))
+        return examine(items)
+
+    monkeypatch.setattr(service, "submit", slowly)
+    monkeypatch.setattr(service.runner, "examine", noted)
+    assert len(list(run_requests(service, [[5], [6], [7]], GREEDY.with_changes(max_tokens=2)))) == 6
+    assert rows == [3, 3]
 
 
 def test_callers_in_several_threads_wait_for_each_other_at_a_full_queue(make_service):
@@ -238,6 +273,7 @@ def test_closing_a_stream_frees_its_pages(make_service):
             break
         await stream.aclose()
 
+    hold_steps(service, lambda: service._intake._aborts, after=2)  # or it might run to its end before
     asyncio.run(main())
     assert service.drain(20)
     stats = service.stats()
@@ -299,6 +335,7 @@ def test_failing_steps_end_their_requests_and_three_in_a_row_the_engine(make_ser
 def test_close_ends_what_runs_and_may_be_repeated(make_service):
     service = make_service()
     ends = []
+    hold_steps(service, lambda: service._intake.closing, after=2)  # or it might run to its end before
     service.submit([5] * 40, GREEDY, listener=lambda d: ends.append(d.finish_reason))
     service.close()
     service.close()

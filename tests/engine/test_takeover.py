@@ -180,8 +180,9 @@ def test_requests_may_be_cancelled_and_added_while_the_next_device_loads(make_se
 
         return listen
 
-    service.submit(LONG, GREEDY, request_id="long", listener=listener("long"))
-    service.submit([5, 6, 7], GREEDY, request_id="short", listener=listener("short"))
+    with service.at_once():
+        service.submit(LONG, GREEDY, request_id="long", listener=listener("long"))
+        service.submit([5, 6, 7], GREEDY, request_id="short", listener=listener("short"))
     assert loading.wait(120)
     service.abort("long")
     service.submit([8, 9], GREEDY, request_id="new", listener=listener("new"))

@@ -65,7 +65,7 @@ class ServerProcess:
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, seconds: float = 20) -> int:
+    def wait(self, seconds: float = 240) -> int:
         return self.process.wait(seconds)
 
     def stop(self) -> None:

@@ -103,13 +103,13 @@ def test_a_body_that_comes_too_slowly_is_408() -> None:
 
 
 class Impatient(Connection):
-    """Waits for headers only for a moment."""
+    """Waits for headers only for a moment, in which a busy machine can send them."""
 
-    header_seconds = 0.3
+    header_seconds = 1.0
 
 
 async def tiny_app(scope: Any, receive: Any, send: Any) -> None:
-    await asyncio.sleep(0.6)  # an answer may take longer than headers
+    await asyncio.sleep(1.3)  # an answer may take longer than headers
     await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
     await send({"type": "http.response.body", "body": b"ok"})
 
@@ -128,11 +128,11 @@ def impatient_port() -> Iterator[int]:
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HT", b"GET / HTTP/1.1\r\nHost: x\r\n"])
 def test_headers_that_never_end_are_cut_off(impatient_port: int, sent: bytes) -> None:
+    begun = time.time()
     with socket.create_connection(("127.0.0.1", impatient_port), timeout=10) as connection:
-        begun = time.time()
         connection.sendall(sent)
-        assert connection.recv(100) == b""
-        assert 0.1 < time.time() - begun < 5
+        assert connection.recv(100) == b""  # within the timeout
+    assert time.time() - begun > 0.9
 
 
 def test_whole_requests_take_their_time(impatient_port: int) -> None:

@@ -25,6 +25,8 @@ def stream(
         "max_tokens": tokens,
         "temperature": 0.0 if number % 2 else 0.8,
         "seed": number,
+        # Of the whole vocabulary's tail, rounding would choose another token now and then.
+        "top_k": 20,
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},

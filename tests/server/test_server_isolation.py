@@ -14,6 +14,7 @@ from test_server_failover import FLAGS, all_streams, check
 
 ISOLATED = ("--device", "sim,cpu", "--isolate")
 TOKENS = 24
+LONGER = 96  # of a tiny model, whose steps take no time: the kill has to come before the end
 
 
 class Killer:
@@ -33,9 +34,9 @@ class Killer:
                 os.kill(self.pid, signal.SIGKILL)
 
 
-def check_killed(clean: list, server: ServerProcess) -> None:
+def check_killed(clean: list, server: ServerProcess, tokens: int) -> None:
     kill = Killer(server, chunks=40)
-    check(clean, server, reason="WorkerLostError", tokens=TOKENS, on_chunk=kill)
+    check(clean, server, reason="WorkerLostError", tokens=tokens, on_chunk=kill)
     assert "killed by SIGKILL" in server.get("/health").json()["events"][0]["reason"]
     (worker,) = server.get("/health").json()["workers"]
     assert (worker["kind"], worker["device"]) == ("inline", "cpu")  # nobody would go on if it died
@@ -46,9 +47,9 @@ def check_killed(clean: list, server: ServerProcess) -> None:
 def test_eight_streams_survive_the_process_of_their_device(
     folder: str, server: ServerProcess, tmp_path: Path
 ) -> None:
-    clean = all_streams(server, TOKENS)
+    clean = all_streams(server, LONGER)
     with ServerProcess(folder, *FLAGS, *ISOLATED, log=tmp_path / "log") as failing:
-        check_killed(clean, failing)
+        check_killed(clean, failing, LONGER)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def of_the_default_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[l
 def test_the_default_model_survives_a_kill(of_the_default_model: list, tmp_path: Path) -> None:
     warm = ("--standby", "warm")
     with ServerProcess("smollm2-135m", *FLAGS, *ISOLATED, *warm, log=tmp_path / "log") as failing:
-        check_killed(of_the_default_model, failing)
+        check_killed(of_the_default_model, failing, TOKENS)
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 from server_process import ServerProcess
 
@@ -23,12 +22,20 @@ KEY = "schlüssel-1"
 FLAGS = ("--served-model-name", "tiny", "--dtype", "float32", "--threads", "1", "--num-pages", "1200")
 
 
-def eventually(check: Callable[[], bool], seconds: float = 10) -> None:
+def eventually(check: Callable[[], bool], seconds: float = 60) -> None:
     """Wait until `check` holds; the engine's numbers are as of its last step."""
     end = time.time() + seconds
     while not check():
         assert time.time() < end, "it did not come true in time"
         time.sleep(0.05)
+
+
+def unfinished(server: ServerProcess, body: bytes = b"", length: int = 100) -> socket.socket:
+    """A connection that has sent a request with `body`, of `length` bytes, and will read no answer."""
+    connection = socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1])), timeout=10)
+    head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {length}\r\n\r\n".encode() + body)
+    return connection
 
 
 def idle(server: ServerProcess) -> bool:
@@ -50,18 +57,16 @@ def test_a_cancelled_stream_frees_its_pages(server: ServerProcess) -> None:
 def test_a_client_that_stops_waiting_frees_its_pages(server: ServerProcess) -> None:
     eventually(lambda: idle(server))
     aborted = server.metric('piecework_requests_total{finish_reason="abort"}')
-    with pytest.raises(openai.APITimeoutError):
-        server.openai.chat.completions.create(**LONG, timeout=0.7, extra_body=ENDLESS)
+    body = json.dumps({**LONG, **ENDLESS}).encode()
+    with unfinished(server, body, len(body)):
+        eventually(lambda: server.metric("piecework_requests_running") == 1)
     eventually(lambda: idle(server))
     assert server.metric('piecework_requests_total{finish_reason="abort"}') == aborted + 1
 
 
 def test_a_client_that_leaves_in_its_body_is_forgotten(server: ServerProcess) -> None:
-    port = int(server.url.rsplit(":", 1)[1])
     for body in (b"", b'{"mess'):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            connection.sendall(f"{head}Content-Length: 100\r\n\r\n".encode() + body)
+        unfinished(server, body).close()
     assert server.get("/health").status_code == 200
 
 
@@ -124,7 +129,7 @@ def test_what_outlives_the_drain_is_cut_off_with_an_error(guarded: ServerProcess
         rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         assert json.loads(rest[-2].removeprefix("data: "))["error"]["code"] == "shutdown"
-        assert waiting.result(10).status_code == 503
+        assert waiting.result(60).status_code == 503
         assert waiting.result().json()["error"]["code"] == "shutdown"
     assert guarded.wait() == 0
 
@@ -139,14 +144,16 @@ def test_sigterm_in_mid_stream_drains(folder: str, tmp_path: Path) -> None:
         options: dict[str, Any] = {**LONG, "max_tokens": 200, "extra_body": ENDLESS}
         stream = create(**options, stream=True)
         chunks = [next(stream)]
+        held = unfinished(server)  # the drain waits for it, however fast the others are
         whole = pool.submit(create, **options)
-        eventually(lambda: server.metric("piecework_requests_running") == 2)
+        eventually(lambda: server.metric("piecework_requests_received_total") == 2)
         server.signal(signal.SIGTERM)
         eventually(lambda: server.get("/health").status_code == 503)
         assert server.get("/health").json()["status"] == "draining"
         late = server.post("/v1/completions", {"prompt": "a"})
         assert late.status_code == 503 and late.json()["error"]["code"] == "shutdown"
         assert "shutting down" in late.json()["error"]["message"] and late.headers["retry-after"]
+        held.close()
         chunks += list(stream)
         assert chunks[-1].choices[0].finish_reason == "length"
         assert sum(bool(chunk.choices[0].delta.content) for chunk in chunks) > 50

@@ -161,7 +161,7 @@ def test_close_answers_what_was_asked_before_and_may_be_repeated():
 def test_close_in_many_threads_during_a_run_is_one_close():
     children = [started(Trouble), started(Deaf)]
     calls = [child.call("sleep", b"1000") for child in children]
-    threads = [threading.Thread(target=close_all, args=(children, 1.0)) for _ in range(4)]
+    threads = [threading.Thread(target=close_all, args=(children, 3.0)) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -173,11 +173,11 @@ def test_close_in_many_threads_during_a_run_is_one_close():
 
 
 def test_hung_children_share_one_deadline(caplog):
-    children = [started(Stubborn) for _ in range(2)]
+    children = [started(Stubborn) for _ in range(6)]  # 10 seconds, one after the other
     begin = time.time()
     with caplog.at_level(logging.WARNING, "piecework.workers"):
         assert close_all(children, 2.0) == []
-    assert time.time() - begin < 4
+    assert time.time() - begin < 8
     assert "SIGTERM" in caplog.text and "SIGKILL" in caplog.text
     assert {child.lost.exit_code for child in children} == {-signal.SIGKILL}
 
@@ -187,7 +187,7 @@ def test_one_that_survives_is_listed_and_closed_later(monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr(ChildProcess, "signal", lambda self, number: None)
         assert close_all([child], 0.2) == [child]
-    assert close_all([child], 2.0) == [] and not is_alive(child.pid)
+    assert close_all([child], 3.0) == [] and not is_alive(child.pid)
 
 
 def test_a_child_in_its_start_is_closed_without_waiting_for_it():
@@ -219,7 +219,7 @@ def test_when_the_parent_is_killed_nothing_is_left():
     parent.wait()
     parent.stdout.close()
     eventually(lambda: not any(map(is_alive, pids)))
-    assert set(Path("/dev/shm").iterdir()) <= before
+    eventually(lambda: set(Path("/dev/shm").iterdir()) <= before)  # others have some for a moment
 
 
 def test_the_childs_thread_may_be_any_but_must_not_end_first():

@@ -177,7 +177,7 @@ from child_hosts import Trouble, started
 child = started(Trouble)
 future = child.call("sleep", b"1.5", timeout=2.0)
 print(child.pid, flush=True)
-print(future.exception(30) or "answered", flush=True)
+print(future.exception() or "answered", flush=True)
 """
 
 

@@ -142,7 +142,11 @@ def test_close_lets_who_reads_have_the_answer(child: ChildProcess) -> None:
     found: list[bytes] = []
     thread = threading.Thread(target=lambda: found.append(child.ask("sleep", b"0.5")), daemon=True)
     thread.start()
-    time.sleep(0.2)
+    end = time.time() + LIMIT
+    while not child._pending._waiting:
+        assert time.time() < end, "it never asked"
+        time.sleep(0.01)
+    time.sleep(0.2)  # and it waits
     assert close_all([child], 30) == []
     thread.join(LIMIT)
     assert found == [b"0.5"]
