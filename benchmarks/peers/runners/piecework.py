@@ -19,7 +19,8 @@ class Piecework:
     """The engine, and the read floor of its weights. `settings` are leaves of its configuration."""
 
     def __init__(self, model: str, threads: int, **settings: Any) -> None:
-        config = EngineConfig.from_flat({"model": model, "threads": threads, "prefix_caching": False, **settings})
+        own = {"model": model, "threads": threads, "prefix_caching": False}  # a round may be repeated
+        config = EngineConfig.from_flat({**own, **settings})
         self._service = Service(config)
         step_bytes = model_cost(self._service.model_config, self._service.weight_bytes).step_bytes(1)
         self._floor = ReadFloor(step_bytes)
