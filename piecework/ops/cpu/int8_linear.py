@@ -84,7 +84,7 @@ def _supports_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None =
 def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """As the reference, but that the product stays in float32 until it is scaled.
 
-    With AVX-512, few rows of 16-bit floats are rounded to integers of 16 bits, so that the row's largest number
+    With AVX-512, few rows of 16-bit floats are rounded to integers of 16 bits: the largest of a row
     is 127 * 256. The product of these is exact.
     """
     n, k = weight.shape
