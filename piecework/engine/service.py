@@ -103,6 +103,7 @@ class Service:
                 lambda error: self._takeover.after(error, self._engine),
                 self._graph,
             )
+            failed.callback(self._engine.close)
             self._engine.on_finish = self._observe
             self._seeds, self._seeds_lock = random.Random(config.load.seed), threading.Lock()
             self._intake.publish(self._engine.stats())
@@ -339,6 +340,7 @@ class Service:
     def _finish_all(self, reason: str, error: str | None) -> None:
         self._take_commands()
         self._engine.end_all(reason, error)
+        self._engine.close()
         self._intake.publish(self._engine.stats())
 
     def _observe(self, request: Request, delta: Delta) -> None:
