@@ -20,6 +20,7 @@ from piecework.engine.request import Request
 from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import Capacities, PagePool
+from piecework.profile import now
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
 from piecework.workers.serving.step_graph import StepGraph
@@ -65,7 +66,8 @@ class Engine:
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self.gaps = Gaps(config.device.max_failover_seconds)
-        self._steps = 0
+        self._steps = self._overlapped = 0
+        self._ended_at = 0.0  # when the last step did
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._total = 0
@@ -108,18 +110,20 @@ class Engine:
             self._end(request, request.end("error", error))
         self.scheduler.tree.clear()
 
-    def step(self) -> None:
-        """Run one step: send the next one, and take the results of the oldest in flight where it is time to.
+    def step(self) -> bool:
+        """Send the next step, and take the results of the oldest in flight where it is time to.
 
-        When it raises, the requests that were part of that one have ended with an error.
-        A CapacityError is one of such a step alone: nothing ran, and smaller steps will.
+        Returns whether it took some. When it raises, the requests that were part of that step have ended
+        with an error. A CapacityError is one of such a step alone: nothing ran, and smaller steps will.
         Where another runner takes over, the step never happened, and the next one starts to compute again.
         In debug mode PageError is raised where a page has other holders than are counted.
         """
         self.end_overdue()
         sent = not self._flights.full and self._send()
-        if self._flights.full or not sent:
+        landing = bool(self._flights) and (self._flights.full or not sent)
+        if landing:
             self._land()
+        return landing
 
     def land_all(self) -> None:
         """Take the results of all steps in flight; raises as `step` does."""
@@ -136,21 +140,22 @@ class Engine:
             step = self.scheduler.schedule()
             items = self._flights.items(step)
         if step:
-            self._steps += 1
             self._flights.send(step, items)
         return bool(step)
 
     def _land(self) -> None:
-        if not self._flights:
-            return
-        flight = self._flights.land()
+        """Wait for the oldest step and take its results; raises as `step` does."""
+        flight, before = self._flights.oldest, self._ended_at
+        self._steps += 1
+        self._overlapped += flight.overlapped
         try:
             results = flight.results()
         except Exception as error:
-            served = flight.void()
-            self._flights.void()
-            self._step_failed(served, error, flight.began)
+            self._step_failed(self._flights.failed(), error, max(flight.began, before))
             return
+        finally:
+            self._ended_at = now()
+        self._flights.landed()
         with self._runner.profile.time("results"):
             for scheduled, result in zip(flight.step, results, strict=True):
                 self._take(scheduled, result)
@@ -193,7 +198,7 @@ class Engine:
             prefix_cached_tokens_total=tree.hit_tokens,
             prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
-            overlapped_steps_total=self._flights.overlapped,
+            overlapped_steps_total=self._overlapped,
             finished=dict(self._finished),
             kv_moved_bytes=dict(self._kv_moved),
         )

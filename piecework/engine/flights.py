@@ -35,11 +35,15 @@ Admit = Callable[[Sequence[BatchItem]], None]
 
 @dataclass(frozen=True)
 class Flight:
-    """A step, when it was sent, and what waits for its results, or raises what it failed with."""
+    """A step, when it was sent, and what waits for its results, or raises what it failed with.
+
+    `overlapped`: it was sent while another one was in flight.
+    """
 
     step: Sequence[Scheduled]
     began: float
     results: Results
+    overlapped: bool
 
     def void(self) -> list[Request]:
         """Take nothing of it: its requests are where they were before. Returns those that it was to serve."""
@@ -50,11 +54,10 @@ class Flight:
 
 
 class Flights:
-    """The steps in flight, in order. `overlapped` counts those that were sent while another one was."""
+    """The steps in flight, in order."""
 
     def __init__(self, runner: StepRunner, admit: Admit, *, overlap: bool) -> None:
         """`overlap`: have two in flight, where the runner can."""
-        self.overlapped = 0
         self._admit = admit
         self._overlap = overlap
         self._flights: deque[Flight] = deque()
@@ -72,9 +75,8 @@ class Flights:
         if isinstance(runner, ProcessRunner) and runner.runs_ahead:
             self._ahead = runner
         elif isinstance(runner, ProcessRunner | AuditedRunner):
-            why = (
-                "steps are audited" if isinstance(runner, AuditedRunner) else "several ranks share each step"
-            )
+            audited = isinstance(runner, AuditedRunner)
+            why = "steps are audited" if audited else "several ranks share each step"
             log.warning("async_scheduling has no effect on %s: %s", runner.device.name, why)
         else:
             runner.device.release_threads()  # of the thread that loaded it
@@ -109,22 +111,32 @@ class Flights:
             results, self._refused = partial(_fail, error), True
         for part in step:
             part.request.in_flight.append(part)
-        self.overlapped += ahead
-        self._flights.append(Flight(step, now(), results))
+        self._flights.append(Flight(step, now(), results, ahead))
 
-    def land(self) -> Flight:
-        """Take the oldest one out, whose results are to be taken now."""
-        flight = self._flights.popleft()
+    @property
+    def oldest(self) -> Flight:
+        """The one whose results come next."""
+        return self._flights[0]
+
+    def landed(self) -> None:
+        """The oldest one has ended."""
+        self._flights.popleft()
         self._refused = self._refused and bool(self._flights)
-        return flight
+
+    def failed(self) -> list[Request]:
+        """The oldest one has failed, and so all others are void. Returns the requests that it served."""
+        served = self.oldest.void()
+        self.landed()
+        self.void()
+        return served
 
     def void(self) -> None:
-        """Wait for the end of all of them and take nothing: one before them failed, or nobody wants it."""
+        """Take nothing of any, and wait for their ends."""
         while self._flights:
-            flight = self.land()
-            flight.void()
+            self.oldest.void()
             with contextlib.suppress(Exception):  # each fails where the one before it did
-                flight.results()
+                self.oldest.results()
+            self.landed()
 
     def close(self) -> None:
         """Void all, and end the thread that runs them, where there is one."""

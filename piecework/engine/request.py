@@ -28,10 +28,10 @@ class Request:
     `branch` is the last node of the prefix tree that holds a page of it, None where it is the root, and
     `cached_tokens` are those of the prompt that it found there when it ran first.
 
-    `num_tokens` are known, prompt and output; `computed` of them have their KV in `pages`. `in_flight` are its
-    parts of steps that were sent and not taken, the oldest first; none counts once it ended or was preempted. A
-    preempted request has no pages and computes its prompt and output again; what was sent stays sent. `max_tokens` is
-    resolved: the request never outgrows the context.
+    `num_tokens` are known, prompt and output; `computed` of them have their KV in `pages`. `in_flight` are
+    its parts of steps that were sent and not taken, the oldest first; none counts once it ended or was
+    preempted. A preempted request has no pages and computes its prompt and output again; what was sent stays
+    sent. `max_tokens` is resolved: the request never outgrows the context.
     """
 
     request_id: str

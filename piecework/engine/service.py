@@ -296,9 +296,9 @@ class Service:
                     self._die(failure)
                     return
                 self._engine.end_overdue()  # also while a worker is started again
-                if self._worker.can_step(self._engine.has_work, self._engine.lose_cache):
-                    self._engine.step()
-                failures = 0
+                able = self._worker.can_step(self._engine.has_work, self._engine.lose_cache)
+                if able and self._engine.step():
+                    failures = 0
             except WorkerLostError as error:
                 log.warning("a step was lost: %s", error)
             except CapacityError as error:
