@@ -229,7 +229,7 @@ class Scheduler:
         while len(request.pages) * self._page_size <= request.begun:
             pages = self.tree.allocate(1)
             if pages is not None:
-                request.pages.extend(pages)
+                request.pages = request.pages + array("i", pages)  # a step in flight may read the old ones
                 continue
             victim = next(reversed(self.running))
             self._preempt(victim)

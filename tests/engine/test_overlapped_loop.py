@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from piecework.config import EngineConfig
 from piecework.engine.service import Service
 from piecework.errors import RequestError
+from piecework.profile import now
 from piecework.sampling import SamplingParams
 
 CROWDED = {
@@ -219,6 +221,29 @@ def test_a_step_runs_while_listeners_are_told(make_service):
     service.runner.execute = counted
     service.submit([5, 6, 7], NOTHING.with_changes(max_tokens=5), listener=listen)
     assert done.wait(LIMIT) and told == [True] * 4 + ["length"]
+
+
+def test_what_a_step_reads_stays_while_the_next_one_is_scheduled(make_service):
+    """Page tables grow meanwhile."""
+    service = make_service(page_size=4, async_scheduling=True)
+    flights, sent, changed = service._engine._flights, [], []
+    execute, send = service.runner.execute, flights.send
+
+    def noted(step, items):
+        send(step, items)
+        sent.append(items)
+
+    def watched(items):
+        before = [(list(item.token_ids), list(item.pages)) for item in items]
+        until = now() + 0.2  # the last step has none behind it
+        while len(sent) < len(changed) + 2 and now() < until:
+            time.sleep(0.0005)
+        changed.append(before != [(list(item.token_ids), list(item.pages)) for item in items])
+        return execute(items)
+
+    service.runner.execute, flights.send = watched, noted
+    (got,) = ask(service, [Asked([5, 6, 7], NOTHING)], giving_up=False)
+    assert len(got.tokens[0]) == 10 and changed == [False] * 10
 
 
 @pytest.mark.parametrize("device", ["cpu", "sim"])
