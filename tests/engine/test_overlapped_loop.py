@@ -12,10 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from piecework.config import EngineConfig
+from piecework.engine.flights import Flights
 from piecework.engine.service import Service
 from piecework.errors import RequestError
-from piecework.profile import now
+from piecework.profile import Profile, now
 from piecework.sampling import SamplingParams
+from piecework.workers.serving.process import ProcessRunner
 
 CROWDED = {
     "page_size": 4,
@@ -290,3 +292,14 @@ def test_where_steps_are_audited_the_loop_is_plain(make_service, caplog):
     assert len(got.tokens[0]) == 10 and service.audit().good > 1
     assert service.stats().overlapped_steps_total == 0
     assert "async_scheduling has no effect on sim: steps are audited" in caplog.text
+
+
+def test_where_ranks_share_each_step_the_loop_is_plain(caplog):
+    """Only the first rank has the tokens; nothing is started for this."""
+    for size, ahead in ((1, True), (2, False)):
+        config = EngineConfig.from_flat({"model": "none", "tensor_parallel_size": size})
+        runner = ProcessRunner(config, Profile(), "cpu")
+        flights = Flights(runner, lambda items: None, overlap=True)
+        flights.send([], [])  # to nobody: what it fails with comes with the results
+        assert flights.full and flights.failed() == []
+        assert (runner.runs_ahead, "several ranks share each step" in caplog.text) == (ahead, not ahead)
