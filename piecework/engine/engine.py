@@ -20,7 +20,6 @@ from piecework.engine.request import Request
 from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import Capacities, PagePool
-from piecework.profile import now
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
 from piecework.workers.serving.step_graph import StepGraph
@@ -67,7 +66,6 @@ class Engine:
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self.gaps = Gaps(config.device.max_failover_seconds)
         self._steps = self._overlapped = 0
-        self._ended_at = 0.0  # when the last step did
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._total = 0
@@ -145,16 +143,14 @@ class Engine:
 
     def _land(self) -> None:
         """Wait for the oldest step and take its results; raises as `step` does."""
-        flight, before = self._flights.oldest, self._ended_at
+        flight, since = self._flights.oldest, self._flights.running_since
         self._steps += 1
         self._overlapped += flight.overlapped
         try:
             results = flight.results()
         except Exception as error:
-            self._step_failed(self._flights.failed(), error, max(flight.began, before))
+            self._step_failed(self._flights.failed(), error, since)
             return
-        finally:
-            self._ended_at = now()
         self._flights.landed()
         with self._runner.profile.time("results"):
             for scheduled, result in zip(flight.step, results, strict=True):

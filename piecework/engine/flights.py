@@ -41,7 +41,7 @@ class Flight:
     """
 
     step: Sequence[Scheduled]
-    began: float
+    sent_at: float
     results: Results
     overlapped: bool
 
@@ -61,6 +61,7 @@ class Flights:
         self._admit = admit
         self._overlap = overlap
         self._flights: deque[Flight] = deque()
+        self._ended_at = 0.0  # when the last one landed
         self._refused = False  # whether the last one could not be sent
         self._thread: StepThread | None = None
         self._ahead: AheadRunner | None = None
@@ -118,9 +119,15 @@ class Flights:
         """The one whose results come next."""
         return self._flights[0]
 
+    @property
+    def running_since(self) -> float:
+        """When the oldest one was the only one to wait for."""
+        return max(self.oldest.sent_at, self._ended_at)
+
     def landed(self) -> None:
         """The oldest one has ended."""
         self._flights.popleft()
+        self._ended_at = now()
         self._refused = self._refused and bool(self._flights)
 
     def failed(self) -> list[Request]:
