@@ -13,9 +13,12 @@ from hypothesis import strategies as st
 
 from piecework.config import EngineConfig
 from piecework.engine.flights import Flights
+from piecework.engine.request import Request
+from piecework.engine.scheduler import Scheduled
 from piecework.engine.service import Service
 from piecework.errors import RequestError
 from piecework.profile import Profile, now
+from piecework.runner.batch import Span
 from piecework.sampling import SamplingParams
 from piecework.workers.serving.process import ProcessRunner
 
@@ -303,3 +306,12 @@ def test_where_ranks_share_each_step_the_loop_is_plain(caplog):
         flights.send([], [])  # to nobody: what it fails with comes with the results
         assert flights.full and flights.failed() == []
         assert (runner.runs_ahead, "several ranks share each step" in caplog.text) == (ahead, not ahead)
+
+
+def test_a_part_from_before_a_preemption_is_not_awaited_though_the_new_one_is_its_like():
+    request = Request("a", 0, [5, 6, 7], NOTHING, 0, 1, frozenset(), lambda delta: None, None)
+    old, new = (Scheduled(request, Span(0, 3), True) for _ in range(2))
+    request.in_flight.append(old)
+    assert old.awaited and (request.begun, request.coming, request.remaining) == (3, 1, 1)
+    request.in_flight[:] = [new]
+    assert new == old and new.awaited and not old.awaited
