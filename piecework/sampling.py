@@ -94,6 +94,11 @@ class SamplingParams:
         factor, amounts = self.repetition_penalty, (self.presence_penalty, self.frequency_penalty)
         return bool(self.logit_bias or factor != 1.0 or any(amounts))
 
+    @cached_property
+    def counts_output(self) -> bool:
+        """True where the tokens so far change the logits."""
+        return self.repetition_penalty != 1.0 or bool(self.presence_penalty or self.frequency_penalty)
+
     def with_changes(self, **changes: Any) -> SamplingParams:
         """Return a copy with some fields changed; an unknown field is refused by name."""
         known = [f.name for f in fields(self)]

@@ -79,6 +79,9 @@ class SchedulerConfig:
         "most prompt tokens of one request in one step",
         flags=("--chunked-prefill-size", "--long-prefill-token-threshold"),
     )
+    async_scheduling: bool = setting(
+        False, "schedule and send the next step while one runs (docs/workers.md)"
+    )
     max_queue: int = setting(
         1024, "most requests that wait; more are answered 429", flags=("--max-queued-requests",)
     )

@@ -13,13 +13,13 @@ from typing import Any
 
 from piecework.config import EngineConfig
 from piecework.engine.carry import Carried, pack, unpack
+from piecework.engine.flights import Flights
 from piecework.engine.gaps import Gaps
 from piecework.engine.outputs import Delta, EngineStats
 from piecework.engine.request import Request
 from piecework.engine.resize import KVSize, Resizer
 from piecework.engine.scheduler import Scheduled, Scheduler
 from piecework.kvcache import Capacities, PagePool
-from piecework.profile import now
 from piecework.runner.batch import ItemResult
 from piecework.workers.serving.runner import StepRunner
 from piecework.workers.serving.step_graph import StepGraph
@@ -48,7 +48,11 @@ class Engine:
         steps that are too large for its limits.
         """
         self._successor = successor
-        self._graph = graph
+        self._flights = Flights(
+            runner,
+            graph.admit if graph is not None else lambda items: None,
+            overlap=config.scheduler.async_scheduling,
+        )
         self._use(runner)
         self.scheduler = Scheduler(
             config.scheduler,
@@ -61,7 +65,7 @@ class Engine:
         self.on_finish: Callable[[Request, Delta], None] = lambda request, delta: None
         self._requests: dict[str, dict[int, Request]] = {}  # by id, then by the sample's index
         self.gaps = Gaps(config.device.max_failover_seconds)
-        self._steps = 0
+        self._steps = self._overlapped = 0
         self._prompt_tokens = 0
         self._generated_tokens = 0
         self._total = 0
@@ -69,8 +73,8 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """True while any request is not ended."""
-        return self.scheduler.has_work
+        """True while any request is not ended, or a step in flight."""
+        return self.scheduler.has_work or bool(self._flights)
 
     def is_open(self, request_id: str) -> bool:
         """True while any sample of the request has not ended."""
@@ -98,36 +102,58 @@ class Engine:
 
     def lose_cache(self, error: str) -> None:
         """End every request that has pages: what was in them is gone. Those that wait go on waiting."""
+        self._flights.void()
         for request in list(self.scheduler.running):
             self.scheduler.lose(request)
             self._end(request, request.end("error", error))
         self.scheduler.tree.clear()
 
-    def step(self) -> None:
-        """Run one step. When it raises, the requests that were part of it have ended with an error.
+    def step(self) -> bool:
+        """Send the next step, and take the results of the oldest in flight where it is time to.
 
-        A CapacityError is one of such a step alone: nothing ran, and smaller steps will.
+        Returns whether it took some. When it raises, the requests that were part of that step have ended
+        with an error. A CapacityError is one of such a step alone: nothing ran, and smaller steps will.
         Where another runner takes over, the step never happened, and the next one starts to compute again.
         In debug mode PageError is raised where a page has other holders than are counted.
         """
         self.end_overdue()
-        time = self._runner.profile.time
-        with time("schedule"):
+        sent = not self._flights.full and self._send()
+        landing = bool(self._flights) and (self._flights.full or not sent)
+        if landing:
+            self._land()
+        return landing
+
+    def land_all(self) -> None:
+        """Take the results of all steps in flight; raises as `step` does."""
+        while self._flights:
+            self._land()
+
+    def close(self) -> None:
+        """Wait for the steps in flight, whose results nobody gets, and run none any more."""
+        self._flights.close()
+
+    def _send(self) -> bool:
+        """Schedule and send a step; False where there is nothing to run."""
+        with self._runner.profile.time("schedule"):
             step = self.scheduler.schedule()
-            items = [scheduled.item() for scheduled in step]
-        if not step:
-            return
+            items = self._flights.items(step)
+        if step:
+            self._flights.send(step, items)
+        return bool(step)
+
+    def _land(self) -> None:
+        """Wait for the oldest step and take its results; raises as `step` does."""
+        flight, since = self._flights.oldest, self._flights.running_since
         self._steps += 1
-        began = now()
+        self._overlapped += flight.overlapped
         try:
-            if self._graph is not None:
-                self._graph.admit(items)
-            results = self._runner.execute(items)
+            results = flight.results()
         except Exception as error:
-            self._step_failed(step, error, began)
+            self._step_failed(self._flights.failed(), error, since)
             return
-        with time("results"):
-            for scheduled, result in zip(step, results, strict=True):
+        self._flights.landed()
+        with self._runner.profile.time("results"):
+            for scheduled, result in zip(flight.step, results, strict=True):
                 self._take(scheduled, result)
         if self._debug:
             self.pool.check(self.scheduler.page_holders())
@@ -141,6 +167,7 @@ class Engine:
 
         An open request may be longer than what is admitted now, where another device took over.
         """
+        self.land_all()
         open_ones = (one for samples in self._requests.values() for one in samples.values())
         lengths = (len(request.prompt_ids) + request.max_tokens for request in open_ones)
         return self._resizer.resize(pages, max((longest, *lengths)))
@@ -167,6 +194,7 @@ class Engine:
             prefix_cached_tokens_total=tree.hit_tokens,
             prefix_evictions_total=tree.evictions,
             steps_total=self._steps,
+            overlapped_steps_total=self._overlapped,
             finished=dict(self._finished),
             kv_moved_bytes=dict(self._kv_moved),
         )
@@ -176,7 +204,7 @@ class Engine:
         for request in self.gaps.overdue():
             self._end(request, request.end("error", self.gaps.error(request)))
 
-    def _step_failed(self, step: Sequence[Scheduled], error: Exception, began: float) -> None:
+    def _step_failed(self, served: Sequence[Request], error: Exception, began: float) -> None:
         interrupted = self.gaps.begin(self.scheduler.running, began)
         try:
             found = self._successor(error)
@@ -184,7 +212,7 @@ class Engine:
                 raise error
         except Exception as final:
             self.gaps.give_up(interrupted)
-            for request in (scheduled.request for scheduled in step if not scheduled.request.finished):
+            for request in (request for request in served if not request.finished):
                 self.scheduler.lose(request)
                 self._end(request, request.end("error", f"the step failed: {final}"))
             raise
@@ -200,11 +228,16 @@ class Engine:
         self._kv_moved: Mapping[str, int] = getattr(cache, "moved_bytes", {})
 
     def pack(self, doubt: str | None) -> Carried:
-        """Read from the cache in use what running requests need to go on elsewhere; see `carry.pack`."""
+        """Read from the cache in use what running requests need to go on elsewhere; see `carry.pack`.
+
+        The steps in flight land first.
+        """
+        self.land_all()
         return pack(self.scheduler, self._runner, doubt)
 
     def take_over(self, runner: StepRunner, carried: Carried) -> None:
         """Go on with another runner, whose cache is empty: what runs is computed again, or carried there."""
+        self._flights.use(runner)
         self._use(runner)
         for request in [one for samples in self._requests.values() for one in samples.values()]:
             self._end_if_too_long(request)
@@ -225,6 +258,9 @@ class Engine:
 
     def _take(self, scheduled: Scheduled, result: ItemResult) -> None:
         request = scheduled.request
+        if not scheduled.awaited:
+            return  # it ended, or gave up its pages, after the step was sent
+        request.in_flight.pop(0)
         try:
             self._advance(scheduled, result)
         except Exception as error:

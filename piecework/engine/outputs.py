@@ -57,7 +57,8 @@ class EngineStats:
     """A snapshot of the engine: gauges, and counters since the start.
 
     Used pages are those of requests; cached ones only the prefix tree holds, and gives up when asked.
-    `kv_moved_bytes` are those that a static cache moved in place, as StaticKVCache counts them.
+    Overlapped steps were sent while another one ran. `kv_moved_bytes` are those that a static cache moved in
+    place, as StaticKVCache counts them.
     """
 
     running: int = 0
@@ -73,6 +74,7 @@ class EngineStats:
     prefix_cached_tokens_total: int = 0
     prefix_evictions_total: int = 0
     steps_total: int = 0
+    overlapped_steps_total: int = 0
     finished: dict[str, int] = field(default_factory=dict)
     kv_moved_bytes: dict[str, int] = field(default_factory=dict)
 

@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from piecework.engine.outputs import Delta, Timing, Usage
 from piecework.kvcache import Node
@@ -13,6 +14,9 @@ from piecework.profile import now
 from piecework.runner.sampler import SamplingState
 from piecework.sampling import SamplingParams, TokenLogprob
 from piecework.tokenizer.detokenize import Detokenizer
+
+if TYPE_CHECKING:
+    from piecework.engine.scheduler import Scheduled
 
 Listener = Callable[[Delta], None]
 
@@ -24,9 +28,10 @@ class Request:
     `branch` is the last node of the prefix tree that holds a page of it, None where it is the root, and
     `cached_tokens` are those of the prompt that it found there when it ran first.
 
-    `num_tokens` are known, prompt and output; `computed` of them have their KV in `pages`. A preempted
-    request has no pages and computes its prompt and output again; what was sent stays sent. `max_tokens` is
-    resolved: the request never outgrows the context.
+    `num_tokens` are known, prompt and output; `computed` of them have their KV in `pages`. `in_flight` are
+    its parts of steps that were sent and not taken, the oldest first; none counts once it ended or was
+    preempted. A preempted request has no pages and computes its prompt and output again; what was sent stays
+    sent. `max_tokens` is resolved: the request never outgrows the context.
     """
 
     request_id: str
@@ -42,6 +47,7 @@ class Request:
     output_ids: list[int] = field(default_factory=list)
     pages: array[int] = field(default_factory=lambda: array("i"))
     computed: int = 0
+    in_flight: list[Scheduled] = field(default_factory=list)
     branch: Node | None = None
     cached_tokens: int | None = None
     prompt_logprobs: list[TokenLogprob | None] = field(default_factory=list)
@@ -55,9 +61,26 @@ class Request:
         self.num_tokens = len(self.prompt_ids) + len(self.output_ids)
 
     @property
+    def begun(self) -> int:
+        """Tokens whose KV is computed, or will be by steps in flight."""
+        return self.in_flight[-1].span.stop if self.in_flight else self.computed
+
+    @property
+    def coming(self) -> int:
+        """Tokens that steps in flight will give."""
+        return sum(part.draws for part in self.in_flight) if self.in_flight else 0
+
+    @property
     def remaining(self) -> int:
-        """Known tokens whose KV is not computed."""
-        return self.num_tokens - self.computed
+        """Tokens, known or coming, whose KV no step computes yet."""
+        if not self.in_flight:
+            return self.num_tokens - self.computed
+        return self.num_tokens + self.coming - self.begun
+
+    @property
+    def last_is_coming(self) -> bool:
+        """True where a step in flight gives the token that is the last by its length."""
+        return len(self.output_ids) + self.coming >= self.max_tokens
 
     @property
     def last_token_at(self) -> float | None:
@@ -73,8 +96,8 @@ class Request:
         return head + self.output_ids[: max(0, stop - split)]
 
     def sampling_state(self) -> SamplingState:
-        """Everything that the next token depends on besides the logits."""
-        params, count = self.params, len(self.output_ids)
+        """Everything that the token after those that are coming depends on besides the logits."""
+        params, count = self.params, len(self.output_ids) + self.coming
         banned = tuple(self.stop_ids) if count < params.min_tokens else ()
         return SamplingState(params, self.seed, count, self.prompt_ids, self.output_ids, banned)
 

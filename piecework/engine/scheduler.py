@@ -34,19 +34,27 @@ class Scheduled(NamedTuple):
     span: Span
     draws: bool
 
-    def item(self) -> BatchItem:
-        """The runner's view of it."""
+    @property
+    def awaited(self) -> bool:
+        """True where the request takes what it gives, next; not once it ended or was preempted."""
+        in_flight = self.request.in_flight
+        return bool(in_flight) and in_flight[0] is self
+
+    def item(self, before: int | None = None) -> BatchItem:
+        """The runner's view of it; `before` is the request's place in the step in flight, if any."""
         request, span = self.request, self.span
         targets: Sequence[int] = ()
         if request.params.prompt_logprobs is not None and not request.prompt_logprobs_sent:
             targets = request.prompt_ids[span.start + 1 : span.stop + 1]
+        coming = request.coming > 0
         return BatchItem(
-            token_ids=request.tokens(span.start, span.stop),
+            token_ids=(0,) if coming else request.tokens(span.start, span.stop),
             span=span,
             pages=request.pages,
             sampling=request.sampling_state() if self.draws else None,
             prompt_targets=targets,
             prompt_top=request.params.prompt_logprobs or 0,
+            follows=before if coming else None,
         )
 
 
@@ -90,6 +98,7 @@ class Scheduler:
         self.running.pop(request, None)
         self.waiting.pop(request, None)
         self._release(request)
+        request.in_flight.clear()
 
     def keep(self, request: Request) -> None:
         """Make what a step computed of a request known to others."""
@@ -130,16 +139,20 @@ class Scheduler:
         step: list[Scheduled] = []
         reading: list[Request] = []
         running, preemptions = self.running, self.preemptions
+        coming: set[tuple[Node, bytes]] = set()
         for request in list(running):
+            if request.in_flight and self.waiting:
+                coming |= self._next_page(request)
+            if request.in_flight and request.last_is_coming:
+                continue
             if request.remaining > 1:
                 reading.append(request)
             elif request in running and self._grow(request):
-                step.append(Scheduled(request, Span(request.computed, 1), True))
+                step.append(Scheduled(request, Span(request.begun, 1), True))
         if self.preemptions > preemptions:  # a later one may have taken the pages of one that was chosen
             step = [s for s in step if s.request in running]
             reading = [request for request in reading if request in running]
         budget = self._config.max_num_batched_tokens - len(step)
-        coming: set[tuple[Node, bytes]] = set()
         for request in reading:
             if budget > 0:
                 budget -= self._add_chunk(step, request, budget)
@@ -208,15 +221,15 @@ class Scheduler:
     def _add_chunk(self, step: list[Scheduled], request: Request, budget: int) -> int:
         remaining = request.remaining
         length = min(remaining, self._config.chunk_size, budget)
-        step.append(Scheduled(request, Span(request.computed, length), length == remaining))
+        step.append(Scheduled(request, Span(request.begun, length), length == remaining))
         return length
 
     def _grow(self, request: Request) -> bool:
         """Give a decoding request the page of its next token; False where it was preempted itself."""
-        while len(request.pages) * self._page_size < request.num_tokens:
+        while len(request.pages) * self._page_size <= request.begun:
             pages = self.tree.allocate(1)
             if pages is not None:
-                request.pages.extend(pages)
+                request.pages = request.pages + array("i", pages)  # a step in flight may read the old ones
                 continue
             victim = next(reversed(self.running))
             self._preempt(victim)
@@ -272,6 +285,7 @@ class Scheduler:
         del self.running[request]
         self._release(request)
         request.computed = 0
+        request.in_flight.clear()
         if not request.prompt_logprobs_sent:
             request.prompt_logprobs.clear()
         self.waiting[request] = None

@@ -100,6 +100,7 @@ class Service:
                 lambda error: self._takeover.after(error, self._engine),
                 self._graph,
             )
+            failed.callback(self._engine.close)
             self._engine.on_finish = self._observe
             self._seeds, self._seeds_lock = random.Random(config.load.seed), threading.Lock()
             self._intake.publish(self._engine.stats())
@@ -296,9 +297,9 @@ class Service:
                     self._die(failure)
                     return
                 self._engine.end_overdue()  # also while a worker is started again
-                if self._worker.can_step(self._engine.has_work, self._engine.lose_cache):
-                    self._engine.step()
-                failures = 0
+                able = self._worker.can_step(self._engine.has_work, self._engine.lose_cache)
+                if able and self._engine.step():
+                    failures = 0
             except WorkerLostError as error:
                 log.warning("a step was lost: %s", error)
             except CapacityError as error:
@@ -340,6 +341,7 @@ class Service:
     def _finish_all(self, reason: str, error: str | None) -> None:
         self._take_commands()
         self._engine.end_all(reason, error)
+        self._engine.close()
         self._intake.publish(self._engine.stats())
 
     def _observe(self, request: Request, delta: Delta) -> None:

@@ -43,6 +43,8 @@ class BatchItem(NamedTuple):
     fastest from an array of C ints. `sampling`
     is None where the prompt is not complete yet, so that nothing is drawn. `prompt_targets` are the
     tokens whose log probabilities are wanted, row by row from the first on, with `prompt_top` alternatives.
+    `follows` is for a step that is sent while the one before it runs: the item there that draws the one token
+    of this item, in whose place `token_ids` has any. `sampling` then lacks that token, but for its `index`.
     """
 
     token_ids: Sequence[int]
@@ -51,6 +53,7 @@ class BatchItem(NamedTuple):
     sampling: SamplingState | None = None
     prompt_targets: Sequence[int] = ()
     prompt_top: int = 0
+    follows: int | None = None
 
 
 class ItemResult(NamedTuple):

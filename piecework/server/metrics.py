@@ -110,6 +110,9 @@ class _EngineCollector(Collector):
             "prefix_evictions", "Cached pages that were given up for others", stats.prefix_evictions_total
         )
         yield _counter("engine_steps", "Steps of the engine", stats.steps_total)
+        yield _counter(
+            "overlapped_steps", "Steps that were sent while another one ran", stats.overlapped_steps_total
+        )
         ended = CounterMetricFamily("piecework_requests", "Samples that ended", labels=["finish_reason"])
         for reason in sorted({"stop", "length", "abort", "error", *stats.finished}):
             ended.add_metric([reason], stats.finished.get(reason, 0))

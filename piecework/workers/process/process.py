@@ -125,10 +125,19 @@ class ChildProcess:
             return self.call(method, body, timeout=timeout).result()
         try:  # the turn comes first: the answer may be here before the call is over
             future = self.call(method, body, timeout=timeout)
-            while not future.done() and self._receive(spawned):
-                pass
+            self._receive_until(future, spawned)
         finally:
             turns.give()
+        return future.result()
+
+    def answer(self, future: Future[bytes]) -> bytes:
+        """Wait for the answer to a call that was sent before, and read it as `ask` does."""
+        spawned, turns = self._spawned, self._turns
+        if spawned is not None and turns is not None and not future.done() and turns.take():
+            try:
+                self._receive_until(future, spawned)
+            finally:
+                turns.give()
         return future.result()
 
     def shut_down(self) -> None:
@@ -250,6 +259,10 @@ class ChildProcess:
             target = old
         self._wakes_at = target
         return None if target == inf else max(0.0, target - now())
+
+    def _receive_until(self, future: Future[bytes], spawned: Spawned) -> None:
+        while not future.done() and self._receive(spawned):
+            pass
 
     def _receive(self, spawned: Spawned, *, wait: bool = True, nothing: bool = False) -> bool:
         """Take what the child sent; False at the end, and `nothing` where nothing is there."""

@@ -24,6 +24,7 @@ class ServingHost:
             from piecework.profile import Profile
             from piecework.runner.failover import load_on
             from piecework.workers.serving import steps
+            from piecework.workers.serving.ahead import Chain
             from piecework.workers.serving.ranks import OtherRanks, end_process, join_ranks
             from piecework.workers.serving.runner import Shape
 
@@ -42,7 +43,7 @@ class ServingHost:
         others = self._others.wait() if self._others is not None else ()
         self._runner = loaded.runner
         self.programs = loaded.runner.programs
-        self._reader = steps.StepReader()
+        self._reader, self._chain = steps.StepReader(), Chain()
         self._steps, self._is_device_error, self._end_process = steps, is_device_error, end_process
         counters = loaded.runner.counters()
         self.info = encode(steps.ServingInfo(Shape.of(loaded), self._times(), counters, others))
@@ -69,7 +70,9 @@ class ServingHost:
         step = decode(self._steps.Step, body)
         self._profile.enabled = step.profiled
         try:
-            results, logits = self._runner.examine(self._reader.read(step))
+            items = self._chain.fill(self._reader.read(step), ahead=step.ahead)
+            results, logits = self._runner.examine(items)
+            self._chain.ran(results)
         except Exception as error:  # other processes don't know all classes that mean that a device failed
             if self._others is not None:
                 self._others.wait_for_cause()

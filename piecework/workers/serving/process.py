@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
-from typing import Any
+from concurrent.futures import CancelledError, Future
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,8 +18,9 @@ from piecework.runner.batch import BatchItem, ItemResult
 from piecework.runner.load import Loaded, load_front
 from piecework.runner.ranks import collectives_of
 from piecework.workers.process.messages import decode, encode, need_msgspec
-from piecework.workers.process.process import Plan
+from piecework.workers.process.process import ChildProcess, Plan
 from piecework.workers.process.supervisor import Supervisor
+from piecework.workers.serving.ahead import Results
 from piecework.workers.serving.deadlines import Deadlines
 from piecework.workers.serving.runner import Context, Shape
 from piecework.workers.serving.steps import ServingInfo, ServingOptions, StepResult, StepWriter
@@ -52,6 +53,15 @@ class RemoteCache:
     dtype: str
     resizable = False
     fixed_because = "a KV cache in a process of its own keeps its size"
+
+
+class _Sent(NamedTuple):
+    """A step that the child has, and when it was sent."""
+
+    child: ChildProcess
+    future: Future[bytes]
+    rows: int
+    at: float
 
 
 class ProcessRunner:
@@ -93,6 +103,8 @@ class ProcessRunner:
         self._ranks: tuple[int, ...] = ()
         self._writer = self._new_writer()
         self._deadlines = self._new_deadlines()
+        self._last_limit = 0.0  # seconds that the step before had
+        self._answered = 0.0  # when it was answered
         self._supervisor = Supervisor(self._plan, self._take_info, on_change)
 
     def start(self) -> None:
@@ -141,32 +153,52 @@ class ProcessRunner:
         Raises:
             WorkerLostError: the child died, or is not there; its KV cache is gone.
         """
-        return self._step(items).results
+        return self.begin(items)()
+
+    @property
+    def runs_ahead(self) -> bool:
+        """False where several ranks run each step: only the first one has the tokens that it draws."""
+        return self._config.worker.tensor_parallel_size == 1
+
+    def begin(self, items: Sequence[BatchItem], *, ahead: bool = False) -> Results:
+        """Send one step to the child; see `AheadRunner` and `execute`."""
+        sent = self._send(items, ahead=ahead)
+        return lambda: self._answer(sent).results
 
     def examine(self, items: Sequence[BatchItem]) -> tuple[list[ItemResult], Tensor | None]:
         """Run one step in the child, and fetch the logits [R, V] of the items that draw; see `execute`."""
-        result = self._step(items, examined=True)
+        result = self._answer(self._send(items, examined=True))
         drawing = sum(item.sampling is not None for item in items)
         if not drawing:
             return result.results, None
         rows = torch.frombuffer(bytearray(result.logits), dtype=torch.float32)
         return result.results, rows.view(drawing, -1)
 
-    def _step(self, items: Sequence[BatchItem], examined: bool = False) -> StepResult:
+    def _send(self, items: Sequence[BatchItem], *, examined: bool = False, ahead: bool = False) -> _Sent:
         child = self._supervisor.child
         if child is None or self.lost:
             raise self._lost()
         rows = sum(len(item.token_ids) for item in items)
-        begin = now()
+        limit = self._deadlines.seconds(rows)
         try:
             step = self._writer.write(items, self.profile.enabled)
-            body = encode(step._replace(examined=examined))
-            answer = child.ask("step", body, timeout=self._deadlines.seconds(rows))
-            result = decode(StepResult, answer)
+            body = encode(step._replace(examined=examined, ahead=ahead))
+            # The step before may have all of its time left.
+            future = child.call("step", body, timeout=limit + (self._last_limit if ahead else 0.0))
         except BaseException:
             self._writer = self._new_writer()  # whatever the other end has understood
             raise
-        self._deadlines.took(rows, now() - begin)
+        self._last_limit = limit
+        return _Sent(child, future, rows, now())
+
+    def _answer(self, sent: _Sent) -> StepResult:
+        try:
+            result = decode(StepResult, sent.child.answer(sent.future))
+        except BaseException:
+            self._writer = self._new_writer()
+            raise
+        begin, self._answered = max(sent.at, self._answered), now()
+        self._deadlines.took(sent.rows, self._answered - begin)
         self._supervisor.worked()
         for name, seconds in result.times.items():
             self.profile.add_time(name, seconds)

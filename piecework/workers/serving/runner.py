@@ -96,6 +96,9 @@ class Named(Protocol):
         """What the user calls it."""
         ...
 
+    def release_threads(self) -> None:
+        """End the compute threads that wait for the calling thread."""
+
 
 class StepRunner(Protocol):
     """What the engine runs steps on."""

@@ -41,18 +41,20 @@ class Item(NamedTuple):
     draw: Draw | None
     prompt_targets: Sequence[int]
     prompt_top: int
+    follows: int | None = None
 
 
 class Step(NamedTuple):
     """What a worker is asked for: new parameters and their places first, then the items.
 
-    `profiled`: the stages' times are wanted; `examined`: the logits are.
+    `profiled`: the stages' times are wanted; `examined`: the logits are. `ahead`: see `AheadRunner`.
     """
 
     params: list[tuple[int, SamplingParams]]
     items: list[Item]
     profiled: bool
     examined: bool = False
+    ahead: bool = False
 
 
 class StepResult(NamedTuple):
@@ -110,6 +112,7 @@ class StepWriter:
                 None if item.sampling is None else self._draw(item.sampling, new),
                 item.prompt_targets,
                 item.prompt_top,
+                item.follows,
             )
             for item in items
         ]
@@ -119,7 +122,7 @@ class StepWriter:
         params, prompt, output = state.params, b"", b""
         if params.repetition_penalty != 1.0:
             prompt = as_ids(state.prompt_ids).tobytes()
-        if params.repetition_penalty != 1.0 or params.presence_penalty or params.frequency_penalty:
+        if params.counts_output:
             output = as_ids(state.output_ids).tobytes()
         return Draw(self._place(params, new), state.seed, state.index, state.banned_ids, prompt, output)
 
@@ -153,6 +156,7 @@ class StepReader:
                 None if item.draw is None else self._state(item.draw),
                 item.prompt_targets,
                 item.prompt_top,
+                item.follows,
             )
             for item in step.items
         ]
