@@ -53,6 +53,7 @@ class Device(ABC):
     none, so a model can't be divided between them. `captures_collectives`: whether graphs hold such sums.
     `numbered`: whether several of its kind are told apart by a number, `cuda:1`.
     `kv_strategies`: how it can keep keys and values, its default first (docs/kv-cache.md).
+    `open_capacity`: a static decode program may leave the capacity open, and serve them all.
 
     `chains`: whether a step of native pieces may be one call, which goes past `launch`.
     `watches_cache`: whether `notify` is to be shown the KV cache after each step.
@@ -69,6 +70,7 @@ class Device(ABC):
     stand_ins: tuple[StandIn, ...] = ()
     int8_kv_cache: bool = False
     kv_strategies: tuple[Literal["paged", "static"], ...] = ("paged",)
+    open_capacity: bool = False
     workers: Literal["inline", "process"] = "inline"
     collectives: str | None = None
     captures_collectives: bool = False

@@ -43,6 +43,8 @@ class OpenVinoDevice(CpuDevice):
         self.target = target
         self.name = ":".join(("openvino", target, *(f"{k}={v}" for k, v in (properties or {}).items())))
         self.properties = dict(properties or {})
+        # Each compiled model has a packed copy of its weights, and a CPU takes shapes as they come.
+        self.open_capacity = target == DEFAULT
         self._check()
 
     @classmethod

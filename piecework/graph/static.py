@@ -7,7 +7,6 @@ are results.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +17,13 @@ from torch import Tensor, fx, nn
 from piecework.graph.program import ATTENTION
 from piecework.graph.propagate import Propagator
 from piecework.graph.split import op_name
-from piecework.graph.symbols import expression, new_fake_mode
+from piecework.graph.symbols import assumptions, expression, new_fake_mode, new_symbol, symbolic_sizes
 from piecework.ops.attention import attention
 
 _aten = torch.ops.aten
+_END = 2**63 - 1
+LEAST_OPEN = 2
+"""The least capacity of an open one: torch lays out a size of 1 in another way."""
 _ALLOCATIONS = ("aten::empty_like", "aten::empty", "aten::new_empty", "aten::empty_strided")
 
 
@@ -31,7 +33,7 @@ class StaticGraphError(ValueError):
 
 @dataclass(frozen=True)
 class StaticGraph:
-    """The rewritten graph; all its sizes are numbers.
+    """The rewritten graph; all its sizes are numbers, but for a capacity that was left open.
 
     `added` names its new inputs, which follow the others, in order: `mask.<window>` [T, S + T] float32, which
     is added to scores, and `keys.<layer>` [1, H, S, E] and `values.<layer>` of the past. Its results are
@@ -43,12 +45,13 @@ class StaticGraph:
 
 
 def with_static_attention(
-    graph: fx.Graph, tokens: int, capacity: int, *, transpose_values: bool = False
+    graph: fx.Graph, tokens: int, capacity: int | None, *, transpose_values: bool = False
 ) -> StaticGraph:
     """Copy `graph` for `tokens` rows of one sequence and a past with room for `capacity` tokens.
 
     Args:
         graph: flat, its nodes with values in `meta["val"]`.
+        capacity: None leaves it open: the graph runs for any from LEAST_OPEN on.
         transpose_values: past and new values are [1, H, E, S] in place of [1, H, S, E].
 
     Raises StaticGraphError.
@@ -57,21 +60,26 @@ def with_static_attention(
 
 
 class _Rewrite:
-    def __init__(self, graph: fx.Graph, tokens: int, capacity: int, transpose_values: bool) -> None:
+    def __init__(self, graph: fx.Graph, tokens: int, capacity: int | None, transpose_values: bool) -> None:
         self._nodes = list(graph.nodes)
         self._tokens = tokens
-        self._capacity = capacity
         self._transposed = transpose_values
         self._graph = fx.Graph()
         self._mode = new_fake_mode()
+        self._capacity = new_symbol(self._mode, "capacity", low=LEAST_OPEN) if capacity is None else capacity
         self._propagate = Propagator(self._mode)
         self._seen: dict[fx.Node, Any] = {}
         self._added: dict[str, fx.Node] = {}
         self._new: dict[int, tuple[fx.Node, fx.Node]] = {}
 
     def run(self) -> StaticGraph:
-        with torch.inference_mode(False), torch.no_grad():
-            return self._run()
+        with torch.inference_mode(False), torch.no_grad(), symbolic_sizes():
+            made = self._run()
+        if failed := assumptions(self._mode, LEAST_OPEN):
+            raise StaticGraphError(
+                f"it doesn't hold for every capacity from {LEAST_OPEN} on that {failed[0]}"
+            )
+        return made
 
     def _run(self) -> StaticGraph:
         calls = {node: _arguments(node) for node in self._nodes if op_name(node.target) == ATTENTION}
@@ -100,7 +108,7 @@ class _Rewrite:
         return self._placeholder(name, shape, like.dtype, like.device)
 
     def _placeholder(
-        self, name: str, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+        self, name: str, shape: tuple[int | torch.SymInt, ...], dtype: torch.dtype, device: torch.device
     ) -> fx.Node:
         node = self._graph.placeholder(name.replace(".", "_"))
         with self._mode:
@@ -151,10 +159,10 @@ class _Rewrite:
         Query heads that share a key head are rows of one product.
         """
         val = q.meta["val"]
-        tokens, room, dtype = self._tokens, self._capacity, val.dtype
+        tokens, dtype = self._tokens, val.dtype
         heads, size = int(val.shape[1]), int(val.shape[2])
         kv_heads = int(keys[0].meta["val"].shape[1])
-        group, columns = heads // kv_heads, room + tokens
+        group = heads // kv_heads
         reshape, matmul = _aten.reshape.default, _aten.matmul.default
 
         def turned(x: Any) -> Any:
@@ -165,14 +173,14 @@ class _Rewrite:
         rows = self._call(reshape, rows, [1, kv_heads, group * tokens, size])
         scores = [self._call(matmul, rows, turned(self._float(k))) for k in keys]
         joined = self._call(_aten.mul.Scalar, self._call(_aten.cat.default, scores, 3), scale)
-        joined = self._call(reshape, joined, [kv_heads, group, tokens, columns])
+        joined = self._call(reshape, joined, [kv_heads, group, tokens, -1])
         shares = self._call(_aten.softmax.int, self._call(_aten.add.Tensor, joined, mask), 3)
-        shares = self._call(reshape, shares, [1, kv_heads, group * tokens, columns])
-        parts = self._call(_aten.split_with_sizes.default, shares, [room, tokens], 3)
+        shares = self._call(reshape, shares, [1, kv_heads, group * tokens, -1])
         outs = []
-        for i, v in enumerate(values):
+        # The new tokens are counted from the end, since the capacity may be open.
+        for v, (start, stop) in zip(values, ((0, -tokens), (-tokens, _END)), strict=True):
             v = turned(self._float(v)) if self._transposed else self._float(v)
-            outs.append(self._call(matmul, self._call(operator.getitem, parts, i), v))
+            outs.append(self._call(matmul, self._call(_aten.slice.Tensor, shares, 3, start, stop), v))
         out = self._call(reshape, self._call(_aten.add.Tensor, *outs), [kv_heads, group, tokens, size])
         out = self._call(_aten.permute.default, out, [2, 0, 1, 3])
         # As `out` was: whoever reads it may take views that only contiguous memory has.

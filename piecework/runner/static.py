@@ -15,7 +15,8 @@ from piecework.devices import Device
 from piecework.devices.base import Phase
 from piecework.errors import PieceworkError
 from piecework.graph.program import Program
-from piecework.graph.static import StaticGraphError, with_static_attention
+from piecework.graph.static import LEAST_OPEN, StaticGraphError, with_static_attention
+from piecework.graph.symbols import evaluate, expression
 from piecework.kvcache import AttentionMetadata, StaticKVCache
 from piecework.layers.attention import AttentionSpec
 from piecework.profile import now
@@ -39,17 +40,16 @@ class _Inputs:
     masks: dict[int, Tensor]
 
 
-class StaticProgram:
-    """The body at one size: `tokens` rows over a past with room for `capacity` tokens."""
+class StaticBody:
+    """The compiled body for `tokens` rows of a sequence, over a past of one capacity, or of any (None)."""
 
     def __init__(
         self,
         body: Program,
         compiler: Compiler,
         context: CompileContext,
-        specs: Sequence[AttentionSpec],
         tokens: int,
-        capacity: int,
+        capacity: int | None,
         *,
         transpose_values: bool,
     ) -> None:
@@ -63,18 +63,38 @@ class StaticProgram:
         except StaticGraphError as error:
             raise CompileError(compiler.name, str(error)) from error
         self.tokens = tokens
-        self.capacity = capacity
-        self._device: Device = context.device
+        self.device: Device = context.device
         bindings = body.bindings
-        self._weights = [b.tensor for b in bindings] + [None] * len(graph.added)
-        self._names = [b.name for b in bindings] + list(graph.added)
-        self._shapes = [n.meta["val"] for n in graph.graph_module.graph.find_nodes(op="placeholder")]
-        context.calls = [tuple(self._weights)]
+        self.weights = [b.tensor for b in bindings] + [None] * len(graph.added)
+        self.names = [b.name for b in bindings] + list(graph.added)
+        self._values = [n.meta["val"] for n in graph.graph_module.graph.find_nodes(op="placeholder")]
+        context.calls = [tuple(self.weights)]
         start = now()
         self.piece = compiler.compile(graph.graph_module, context)
-        self._inputs = self._allocate(sorted({spec.window for spec in specs}))
         context.counters.add("compiles")
-        log.info("%d tokens over %d compiled in %.1f s", tokens, capacity, now() - start)
+        log.info("%d tokens over %s compiled in %.1f s", tokens, capacity or "any room", now() - start)
+
+    def inputs(self, capacity: int) -> list[tuple[tuple[int, ...], torch.dtype]]:
+        """Return the shapes and types of all inputs, weights among them, over a past of this capacity."""
+        found = []
+        for val in self._values:
+            sizes = [expression(size) for size in val.shape]
+            shape = tuple(evaluate(s, dict.fromkeys(s.free_symbols, capacity)) for s in sizes)
+            found.append((shape, val.dtype))
+        return found
+
+
+class StaticProgram:
+    """The body at one size: `tokens` rows over a past with room for `capacity` tokens."""
+
+    def __init__(self, body: StaticBody, specs: Sequence[AttentionSpec], capacity: int) -> None:
+        self.tokens = body.tokens
+        self.capacity = capacity
+        self.piece = body.piece
+        self._body = body
+        self._device = body.device
+        self._shapes = body.inputs(capacity)
+        self._inputs = self._allocate(sorted({spec.window for spec in specs}))
 
     def run(
         self, input_ids: Tensor, positions: Tensor, past: Mapping[str, Tensor]
@@ -94,7 +114,7 @@ class StaticProgram:
         named = {**vars(own), **{f"mask.{w}": mask for w, mask in own.masks.items()}, **past}
         flat = [
             self._checked(name, named[name], like) if weight is None else weight
-            for name, weight, like in zip(self._names, self._weights, self._shapes, strict=True)
+            for name, weight, like in zip(self._body.names, self._body.weights, self._shapes, strict=True)
         ]
         results = self._device.launch(self.piece, flat)
         rest = (len(results) - _HIDDEN) // 2 + _HIDDEN
@@ -123,10 +143,11 @@ class StaticProgram:
         for row in range(min(self.tokens, window - 1)):  # those behind see none of the past
             past[row, max(0, start + row - window + 1) : start] = 0
 
-    def _checked(self, name: str, tensor: Tensor, like: Tensor) -> Tensor:
-        if tensor.shape != like.shape or tensor.dtype is not like.dtype or not tensor.is_contiguous():
+    def _checked(self, name: str, tensor: Tensor, like: tuple[tuple[int, ...], torch.dtype]) -> Tensor:
+        shape, dtype = like
+        if tensor.shape != shape or tensor.dtype is not dtype or not tensor.is_contiguous():
             has = f"{tuple(tensor.shape)} {tensor.dtype} {tensor.stride()}"
-            raise StaticShapeError(f"{name} is {has}, and not {tuple(like.shape)} {like.dtype}, contiguous")
+            raise StaticShapeError(f"{name} is {has}, and not {shape} {dtype}, contiguous")
         return tensor
 
 
@@ -150,15 +171,24 @@ class StaticSteps:
         self._layers = len(specs)
         self._count = 0
 
-        def make(tokens: int, capacity: int) -> StaticProgram:
+        def make(tokens: int, sizes: Sequence[int]) -> dict[int, StaticProgram]:
             transposed = cache.value_dim == 3
-            return StaticProgram(
-                body, compiler, context, specs, tokens, capacity, transpose_values=transposed
-            )
+            shared = [s for s in sizes if s >= LEAST_OPEN] if context.device.open_capacity else []
+            compiled: dict[int | None, StaticBody] = {}
+            made: dict[int, StaticProgram] = {}
+            for size in sizes:
+                capacity = None if len(shared) > 1 and size in shared else size
+                if capacity not in compiled:
+                    compiled[capacity] = StaticBody(
+                        body, compiler, context, tokens, capacity, transpose_values=transposed
+                    )
+                made[size] = StaticProgram(compiled[capacity], specs, size)
+            return made
 
         capacities = cache.capacities
-        self.decode = {size: make(1, size) for size in capacities.sizes}
-        self.prefill = make(capacities.chunk, capacities.largest) if capacities.chunk > 1 else None
+        largest = capacities.largest
+        self.decode = make(1, capacities.sizes)
+        self.prefill = make(capacities.chunk, (largest,))[largest] if capacities.chunk > 1 else None
 
     @property
     def programs(self) -> list[StaticProgram]:

@@ -262,11 +262,11 @@ def test_addresses_of_other_devices_are_not_touched(method):
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_threads_share_a_tensor(threads):
-    """Of tensors of a few 100 KB each thread moves slices."""
+    """Of tensors of some 100 KB each thread moves slices, where each gets 96 KB and more."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for shape, kv_dim in (((1, 2, 1000, 130), 2), ((1, 4, 64, 1001), 3), ((2, 70000), 1)):
+        for shape, kv_dim in (((1, 2, 4000, 130), 2), ((1, 4, 64, 2001), 3), ((2, 300000), 1)):
             tokens = shape[kv_dim]
             for capacity in (tokens + 1, tokens + tokens // 10, tokens + tokens // 2, 3 * tokens):
                 low, high = (strides_of(shape, kv_dim, size) for size in (tokens, capacity))

@@ -311,8 +311,8 @@ int main() {
   pieces();
   for (const bool stream : {false, true}) {
     for (int64_t size : {1, 15, 64, 1000}) move(40, size, size + 2, 3 * size + 5, stream);
-    for (int64_t large : {1100, 1537, 2048, 5000}) move(200, 1000, 1024, large, stream);
-    for (int64_t large : {150000, 190001, 400000}) move(3, 140000, 140001, large, stream);
+    for (int64_t large : {1100, 1537, 2048, 5000}) move(500, 1000, 1024, large, stream);
+    for (int64_t large : {310000, 390001, 800000}) move(3, 300000, 300001, large, stream);
   }
   std::printf("ok\n");
 }

@@ -101,6 +101,11 @@ def dims(val: Tensor, tokens: int | None) -> list[int]:
     return found
 
 
+def _open_dims(val: Tensor) -> list[int]:
+    """Return an input's shape with -1 for each size that isn't a number; sums of sizes may come too."""
+    return [int(expr) if expr.is_Integer else -1 for expr in map(expression, val.shape)]
+
+
 class _Conversion:
     def __init__(self, constants: Mapping[int, Tensor], tokens: int | None) -> None:
         self._constants = constants
@@ -140,7 +145,8 @@ class _Conversion:
             return ov.op.Constant(shared(self._constants[position].contiguous())).output(0)
         if not node.users:
             return None
-        parameter = opset.parameter(dims(val, self._tokens), TYPES[val.dtype])
+        shape = _open_dims(val) if self._tokens is None else dims(val, self._tokens)
+        parameter = opset.parameter(shape, TYPES[val.dtype])
         self._parameters.append((position, parameter))
         return parameter.output(0)
 

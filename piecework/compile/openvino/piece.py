@@ -17,6 +17,7 @@ from piecework.compile.openvino.settings import Layout
 from piecework.compile.openvino.tensors import shared
 from piecework.devices.openvino import reason
 from piecework.errors import DeviceError
+from piecework.graph.symbols import expression
 
 NAME = "openvino"
 OPEN = -1
@@ -95,7 +96,7 @@ class OpenVinoPiece:
         weights = [i for i, _ in enumerate(calls[0]) if all(c[i] is not None for c in calls)] if calls else []
         self._constants = tuple(weights) if layout.weights == "constants" else ()
         values = [n.meta["val"] for n in piece.graph.find_nodes(op="placeholder")]
-        self._growing = [i for i, val in enumerate(values) if OPEN in dims(val, None)]
+        self._growing = [i for i, val in enumerate(values) if any(expression(s).is_Symbol for s in val.shape)]
         self._models: dict[tuple[tuple[int, ...], int | None], Model] = {}
         self._lock = threading.Lock()
         self._start(calls)

@@ -174,7 +174,7 @@ class Work {
     return bytes;
   }
 
-  // Even shares, but only of tensors that can be shared, and no small part of one.
+  // Even shares, but only of tensors that can be shared, and no small part of one: sharers wait for each other.
   std::vector<int64_t> cut(int threads) const {
     std::vector<int64_t> bounds(threads + 1);
     int64_t start = 0, t = 0;
@@ -184,7 +184,7 @@ class Work {
       const int64_t size = bytes_of(moves_[t]), part = even - start;
       const int sharers = int(std::min<int64_t>(threads, size / (bytes_ / threads) + 2));
       const bool whole = moves_[t].count > 1 || Blocks(moves_[t].runs[0], sharers).small * size > part;
-      const int64_t least = whole ? size / 2 : size / 8;
+      const int64_t least = whole ? size / 2 : std::min(size / 2, std::max(size / 8, ALONE));
       bounds[i] = std::max(bounds[i - 1], part <= least ? start : part >= size - least ? start + size : even);
     }
     bounds[threads] = bytes_;
