@@ -193,13 +193,11 @@ def _failover(arguments: Sequence[str]) -> int:
 
 def _kernels(arguments: Sequence[str]) -> int:
     from piecework.bench.kernels import chosen_ops, kernels_table, run_kernels
-    from piecework.devices.memory import keep_freed
 
     args = make_parser("kernels").parse(arguments)
     options = config_from_args(KernelOptions, args)
     device = config_from_args(DeviceConfig, args)
     total = len(chosen_ops(options)) * len(options.hidden_sizes()) * len(options.token_counts())
-    keep_freed()  # or large results cost more than what is timed
     with progress("kernels", total) as done:
         report = run_kernels(device.device, device.threads, options, done)
     print(json.dumps(report) if args.json else kernels_table(report))

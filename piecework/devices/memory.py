@@ -10,7 +10,6 @@ from typing import Any
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def available_host_memory() -> int:
@@ -35,17 +34,6 @@ def give_back_freed() -> None:
     """
     if (trim := _malloc_trim()) is not None:
         trim(0)
-
-
-def keep_freed() -> None:
-    """Have the process keep what it frees, so that large results find memory whose pages are there.
-
-    glibc's allocator asks the kernel for each block of 32 MiB and more, and gives it back when it is freed:
-    writing to it for the first time then takes longer than the work. Nothing happens with other C libraries.
-    """
-    if os.name == "posix" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:
-        mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, -1)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -105,7 +106,8 @@ def test_another_device_goes_on_with_what_was_committed(make_service, clean, exe
 
 def test_an_operator_moves_there_and_back_while_steps_are_in_flight(make_service, clean, executed):
     service = make_service(device="sim,cpu", **AHEAD)
-    moves = {7: lambda: service.move_to("cpu"), 15: lambda: service.move_to("sim")}
+    # The second one comes when what was in flight at the first one has been told.
+    moves = {7: lambda: service.move_to("cpu"), 24: lambda: service.move_to("sim")}
     assert collect(service, then=moves) == clean
     assert [c.computed_tokens for c in service.pauses().carriages] == [0, 0]
     assert [name for name, _ in executed if name == "cpu"]
@@ -154,9 +156,18 @@ def test_a_worker_killed_with_two_steps_and_another_device_behind_it(make_servic
     service = make_service(device="sim,cpu", isolate=True, **AHEAD)
     (worker,) = service.workers()
     assert worker.kind == "process"
-    kills = []
-    then = {9: lambda: kills.append(stop_then_kill(service, worker.pid))}
-    assert collect(service, then=then) == clean
+    kills, submit, told = [], service.submit, itertools.count(1)
+
+    def watched(*prompt, listener, **options):
+        def listen(delta):
+            listener(delta)
+            if next(told) == 9:
+                kills.append(stop_then_kill(service, worker.pid))
+
+        return submit(*prompt, listener=listen, **options)
+
+    service.submit = watched
+    assert collect(service) == clean
     ((seen, thread),) = kills
     thread.join(LIMIT)
     assert seen == [2] and service.device_name == "cpu" and service.health()["status"] == "degraded"
