@@ -143,17 +143,17 @@ class Engine:
 
     def _land(self) -> None:
         """Wait for the oldest step and take its results; raises as `step` does."""
-        flight, since = self._flights.oldest, self._flights.running_since
+        since = self._flights.running_since
         self._steps += 1
-        self._overlapped += flight.overlapped
+        self._overlapped += self._flights.oldest.overlapped
         try:
-            results = flight.results()
+            step, results = self._flights.wait()  # nothing here holds the runner, which may be let go now
         except Exception as error:
             self._step_failed(self._flights.failed(), error, since)
             return
         self._flights.landed()
         with self._runner.profile.time("results"):
-            for scheduled, result in zip(flight.step, results, strict=True):
+            for scheduled, result in zip(step, results, strict=True):
                 self._take(scheduled, result)
         if self._debug:
             self.pool.check(self.scheduler.page_holders())

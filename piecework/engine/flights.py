@@ -23,7 +23,7 @@ from piecework.engine.audited import AuditedRunner
 from piecework.engine.request import Request
 from piecework.engine.scheduler import Scheduled
 from piecework.profile import now
-from piecework.runner.batch import BatchItem
+from piecework.runner.batch import BatchItem, ItemResult
 from piecework.workers.serving.ahead import AheadRunner, Results, StepThread
 from piecework.workers.serving.process import ProcessRunner
 from piecework.workers.serving.runner import StepRunner
@@ -123,6 +123,10 @@ class Flights:
     def running_since(self) -> float:
         """When the oldest one was the only one to wait for."""
         return max(self.oldest.sent_at, self._ended_at)
+
+    def wait(self) -> tuple[Sequence[Scheduled], list[ItemResult]]:
+        """Wait for the oldest one; return its parts and results, or raise what it failed with."""
+        return self.oldest.step, self.oldest.results()
 
     def landed(self) -> None:
         """The oldest one has ended."""
