@@ -14,6 +14,9 @@ from piecework.kvcache.change import Change
 from piecework.native import library
 
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_FAR = 2 * 2**20
+"""By how many bytes a row moves whose target isn't in a cache, from what was read just before."""
+_NEVER = 2**63 - 1
 _STREAMED_BYTES = 8 * 2**20  # where the system doesn't tell the size of the last cache
 
 
@@ -24,8 +27,9 @@ def move_rows(changes: Sequence[Change]) -> None:
         move_rows_by_ctypes(changes)
         return
     moves = b"".join([change.record for change in changes])
-    stream = sum([change.moved for change in changes]) >= streamed_bytes()
-    kernels.piecework_move_rows(moves, ctypes.c_int64(len(changes)), ctypes.c_int64(stream))
+    large = sum([change.moved for change in changes]) >= streamed_bytes()
+    far = ctypes.c_int64(_FAR if large else _NEVER)
+    kernels.piecework_move_rows(moves, ctypes.c_int64(len(changes)), far)
 
 
 def move_rows_by_ctypes(changes: Sequence[Change]) -> None:
@@ -41,7 +45,7 @@ def move_rows_by_ctypes(changes: Sequence[Change]) -> None:
 
 @functools.cache
 def streamed_bytes(caches: Path = _CACHES) -> int:
-    """Bytes from which on a move goes past the caches: three quarters of the last one, as Linux tells it."""
+    """Bytes from which on moves may go past the caches: three quarters of the last one, as Linux tells it."""
     found = 0
     try:
         for cache in caches.glob("index*"):

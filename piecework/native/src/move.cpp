@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 #include <thread>
 #include <utility>
@@ -98,15 +99,18 @@ struct Sources {
     return std::max(run.from, std::min(edge, to));
   }
 
-  template <bool STREAM>
-  void move(char* base, int64_t low, int64_t high) const {
+  // Rows that move by `far` bytes and more go past the caches.
+  void move(char* base, int64_t low, int64_t high, int64_t far) const {
     high = std::min(high, end());
     while (low < high) {
       const int64_t row = ((up ? high - 1 : low) - run.from) / run.from_stride;
       const int64_t start = run.from + row * run.from_stride;
       const int64_t first = std::max(low, start), stop = std::min(high, start + run.size);
-      if (first < stop)
-        move_row<STREAM>(base + run.to + row * run.to_stride + first - start, base + first, stop - first, up);
+      const int64_t by = run.to + row * run.to_stride - start;
+      if (first < stop && std::abs(by) >= far)
+        move_row<true>(base + first + by, base + first, stop - first, up);
+      else if (first < stop)
+        move_row<false>(base + first + by, base + first, stop - first, up);
       (up ? high : low) = up ? first : start + run.from_stride;
     }
   }
@@ -136,7 +140,8 @@ struct Part {
 // All threads agree on who moves what: `bounds` cuts the bytes of all tensors, one behind the other.
 class Work {
  public:
-  Work(const TensorMove* moves, int64_t tensors) : moves_(moves), tensors_(tensors), finished_(tensors) {
+  Work(const TensorMove* moves, int64_t tensors, int64_t far)
+      : moves_(moves), tensors_(tensors), far_(far), finished_(tensors) {
     for (int64_t t = 0; t < tensors; ++t) bytes_ += bytes_of(moves[t]);
   }
 
@@ -144,7 +149,6 @@ class Work {
 
   // The part of thread `me`: first of tensors that are shared, then those of its own, then what others must be
   // done with.
-  template <bool STREAM>
   void run(int me, int threads) {
     const std::vector<int64_t> bounds = cut(threads);
     for (const Phase phase : {SHARED, OWN, REST}) {
@@ -156,11 +160,11 @@ class Work {
           int sharers = 0;
           for (int i = 0; i < threads; ++i) sharers += std::max(start, bounds[i]) < std::min(end, bounds[i + 1]);
           if (phase == OWN)
-            move_all<STREAM>(moves_[t]);
+            move_all(moves_[t]);
           else if (phase == SHARED)
-            move_slices<STREAM>(t, part, sharers);
+            move_slices(t, part, sharers);
           else
-            move_rest<STREAM>(t, part, sharers);
+            move_rest(t, part, sharers);
         }
         start = end;
       }
@@ -191,23 +195,21 @@ class Work {
     return bounds;
   }
 
-  template <bool STREAM>
-  static void move_all(const TensorMove& move) {
+  void move_all(const TensorMove& move) const {
     for (int64_t r = 0; r < move.count; ++r) {
       const Sources all(move.runs[r]);
-      all.move<STREAM>(move.base, all.begin(), all.end());
+      all.move(move.base, all.begin(), all.end(), far_);
     }
   }
 
   // A slice of a run's first block, and what moves to where that was or where that moves to, and so on, is a
   // thread's: it reads nothing that another one writes.
-  template <bool STREAM>
   void move_slices(int64_t t, Part part, int sharers) {
     const Sources all(moves_[t].runs[0]);
     const Blocks blocks(moves_[t].runs[0], sharers);
     if (!all.up) {
       if (part.low == 0) {
-        all.move<STREAM>(moves_[t].base, all.begin(), blocks.edge);
+        all.move(moves_[t].base, all.begin(), blocks.edge, far_);
         ++finished_[t];
       }
       wait(t, 1);
@@ -222,16 +224,15 @@ class Work {
     for (size_t i = 1; i < slices.size(); ++i)
       slices[i] = {all.below(slices[i - 1].first), all.below(slices[i - 1].second)};
     if (!all.up) std::reverse(slices.begin(), slices.end());
-    for (const auto& [low, high] : slices) all.move<STREAM>(moves_[t].base, low, high);
+    for (const auto& [low, high] : slices) all.move(moves_[t].base, low, high, far_);
     if (all.up) ++finished_[t];
   }
 
-  template <bool STREAM>
   void move_rest(int64_t t, Part part, int sharers) {
     const Sources all(moves_[t].runs[0]);
     if (!all.up || part.low > 0) return;
     wait(t, sharers);
-    all.move<STREAM>(moves_[t].base, all.begin(), Blocks(moves_[t].runs[0], sharers).edge);
+    all.move(moves_[t].base, all.begin(), Blocks(moves_[t].runs[0], sharers).edge, far_);
   }
 
   void wait(int64_t t, int count) const {
@@ -240,7 +241,7 @@ class Work {
   }
 
   const TensorMove* moves_;
-  int64_t tensors_, bytes_ = 0;
+  int64_t tensors_, far_, bytes_ = 0;
   std::vector<std::atomic<int>> finished_;
 };
 
@@ -251,13 +252,14 @@ using namespace piecework;
 
 extern "C" {
 
-void piecework_move_rows(const TensorMove* moves, int64_t tensors, int64_t stream) {
-  Work work(moves, tensors);
+// `far`: by how many bytes a row moves that goes past the caches.
+void piecework_move_rows(const TensorMove* moves, int64_t tensors, int64_t far) {
+  Work work(moves, tensors, far);
 #pragma omp parallel if (work.bytes() >= ALONE)
   {
     const int me = omp_get_thread_num(), threads = omp_get_num_threads();
-    stream ? work.run<true>(me, threads) : work.run<false>(me, threads);
-    if (stream) finish_stream();
+    work.run(me, threads);
+    finish_stream();
   }
 }
 
