@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from carried_rig import undisturbed
 from tiny import save_tiny
 
 from piecework.config import EngineConfig
 from piecework.engine.service import Service
+from piecework.runner.runner import Runner
 
 
 @pytest.fixture(scope="session")
@@ -27,3 +29,22 @@ def make_service(folder):
     yield make
     for service in services:
         service.close()
+
+
+@pytest.fixture(scope="module")
+def clean(folder):
+    """What `carried_rig.collect` gives where no device fails."""
+    return undisturbed(folder, ())[0]
+
+
+@pytest.fixture
+def executed(monkeypatch):
+    """The device of each step that ran, and its items."""
+    steps, examine = [], Runner.examine
+
+    def noted(self, items):
+        steps.append((self.device.name, items))
+        return examine(self, items)
+
+    monkeypatch.setattr(Runner, "examine", noted)
+    return steps

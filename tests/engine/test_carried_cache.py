@@ -6,29 +6,15 @@ import logging
 
 import pytest
 import torch
-from carried_rig import GREEDY, LONG, PROMPTS, SMALL, collect, the_takeover, undisturbed
+from carried_rig import GREEDY, LONG, PROMPTS, SMALL, collect, the_takeover
 
 from piecework.engine.offline import run_requests
 from piecework.kvcache import CarriedPages, PagedKVCache
-from piecework.runner.runner import Runner
 
 
-@pytest.fixture
-def executed(monkeypatch):
-    """Numbers of tokens of each step, with its device."""
-    steps, execute = [], Runner.examine
-
-    def counted(self, items):
-        steps.append((self.device.name, sum(item.span.length for item in items)))
-        return execute(self, items)
-
-    monkeypatch.setattr(Runner, "examine", counted)
-    return steps
-
-
-@pytest.fixture(scope="module")
-def clean(folder):
-    return undisturbed(folder, ())[0]
+def tokens_of(executed, device):
+    """Numbers of tokens of the steps on a device."""
+    return [sum(item.span.length for item in items) for name, items in executed if name == device]
 
 
 @pytest.mark.parametrize("step", [1, 2, 5, 11])
@@ -41,8 +27,8 @@ def test_nothing_is_computed_again_after_an_error(make_service, clean, executed,
     carriage = the_takeover(service)
     assert carriage.copied_tokens > 0 and (carriage.computed_tokens, carriage.reason) == (0, None)
     assert carriage.bytes > 0 and service.device_name == "cpu"
-    faulty = [count for name, count in executed if name == "sim"]
-    rest = [count for name, count in executed if name == "cpu"]
+    faulty = tokens_of(executed, "sim")
+    rest = tokens_of(executed, "cpu")
     assert len(faulty) == step + 1 and len(faulty) - 1 + len(rest) == service.stats().steps_total - 1
     alone = sum(map(len, PROMPTS)) + len(PROMPTS[2]) + sum(len(t) - 1 for t in clean[0].values())
     known = service.stats().prefix_cached_tokens_total
@@ -68,7 +54,7 @@ def test_an_operator_moves_there_and_back_and_nothing_is_computed_again(make_ser
     assert (first.device, second.device) == ("cpu", "sim")
     assert min(first.copied_tokens, second.copied_tokens) > 40
     assert (first.computed_tokens, second.computed_tokens) == (0, 0)
-    assert all(count <= len(PROMPTS) + 1 for name, count in executed if name == "cpu")
+    assert all(count <= len(PROMPTS) + 1 for count in tokens_of(executed, "cpu"))
 
 
 def test_what_others_may_use_of_the_tree_goes_along_with_the_requests_that_run(make_service):

@@ -9,11 +9,6 @@ BATCH = [[3 + number, *range(9, 9 + number)] for number in range(8)]
 
 
 @pytest.fixture(scope="module")
-def clean(folder):
-    return undisturbed(folder, ())[0]
-
-
-@pytest.fixture(scope="module")
 def of_size(folder):
     """Tokens of a batch without a failure, by its size."""
     sizes = (1, 8)

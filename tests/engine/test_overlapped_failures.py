@@ -9,35 +9,16 @@ import threading
 import time
 
 import pytest
-from carried_rig import GREEDY, LONG, SMALL, collect, the_takeover, undisturbed
+from carried_rig import GREEDY, LONG, SMALL, collect, the_takeover
 
 from piecework.engine.offline import run_requests
 from piecework.errors import EngineDeadError, PieceworkError
 from piecework.runner.batch import BatchItem, ItemResult, Span
-from piecework.runner.runner import Runner
 from piecework.runner.sampler import SamplingState
 from piecework.workers.serving.ahead import Chain
 
 AHEAD = {**SMALL, "async_scheduling": True}
 LIMIT = 120  # seconds, for a model to be loaded again on a machine that has other things to do
-
-
-@pytest.fixture
-def executed(monkeypatch):
-    """The device of each step that ran, and its items."""
-    steps, examine = [], Runner.examine
-
-    def noted(self, items):
-        steps.append((self.device.name, items))
-        return examine(self, items)
-
-    monkeypatch.setattr(Runner, "examine", noted)
-    return steps
-
-
-@pytest.fixture(scope="module")
-def clean(folder):
-    return undisturbed(folder, ())[0]
 
 
 def ends(service, prompts, params=GREEDY):

@@ -84,8 +84,8 @@ def _supports_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None =
 def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
     """As the reference, but that the product stays in float32 until it is scaled.
 
-    With AVX-512, few rows of 16-bit floats are rounded to integers of 16 bits: the largest of a row
-    is 127 * 256. The product of these is exact.
+    With AVX-512, 16-bit floats in few rows (docs/quantisation.md) are rounded to integers of 16 bits, whose
+    product is exact: the largest of a row is 127 * 256.
     """
     n, k = weight.shape
     out = x.new_empty((*x.shape[:-1], n))
