@@ -134,6 +134,10 @@ class Device(ABC):
     def prepare_weights(self, model: nn.Module) -> None:  # noqa: B027 - most devices take weights as they are
         """Bring the weights of a loaded model, in place, into the form that this device's ops want."""
 
+    def multiplies_coded(self) -> bool:
+        """Say whether this device's ops multiply by bfloat16 weights that are coded (layers/coded.py)."""
+        return False
+
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate a tensor of zeros on the device."""
         return torch.zeros(shape, dtype=dtype, device=self.torch_device)

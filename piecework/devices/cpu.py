@@ -12,7 +12,7 @@ from torch import Tensor
 from piecework.devices.base import Device
 from piecework.devices.memory import available_host_memory
 from piecework.devices.reservation import HostReservation, Reservation
-from piecework.native import isa, library
+from piecework.native import isa, library, multiplies_coded
 
 GIB = 2**30
 
@@ -47,6 +47,10 @@ class CpuDevice(Device):
     def keeps_blocks(self) -> bool:
         """With the kernels."""
         return library() is not None
+
+    def multiplies_coded(self) -> bool:
+        """With the kernels for AVX-512."""
+        return multiplies_coded()
 
     def free_memory(self) -> int:
         """Return the host memory that is left."""

@@ -8,11 +8,13 @@ import torch
 from torch import nn
 
 from piecework.config import LoadConfig
+from piecework.layers.coded import code_layer
 from piecework.layers.embedding import Embedding
 from piecework.layers.int8 import Int8Embedding, StaticInput, W8A8Linear, W8Linear
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
+from piecework.ops.coded_linear import coded_size
 from piecework.quantization.choose import choose_reader
 from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.load import int8_targets
@@ -62,6 +64,12 @@ def outline(
     for target in int8_targets(model, checkpoint, reader):
         model.set_submodule(target.name, _empty(target, dtype).eval())
     return model
+
+
+def code_outline(model: CausalLM) -> None:
+    """Give uninitialised weights the form of coded ones, as loading does."""
+    for name, _ in list(model.named_modules()):
+        code_layer(model, name, lambda weight: weight.new_empty(coded_size(*weight.shape), dtype=torch.uint8))
 
 
 def _empty(target: Target, dtype: torch.dtype) -> nn.Module:

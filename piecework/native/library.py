@@ -45,6 +45,12 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
+def multiplies_coded() -> bool:
+    """Whether there is a kernel that multiplies by coded weights: those for AVX-512 have one."""
+    kernels = library()
+    return kernels is not None and bool(kernels.piecework_multiplies_coded())
+
+
 def build(compiler: str, isa: str, folder: Path) -> Path:
     """Return the library for `isa` in `folder`; build it unless it is there.
 

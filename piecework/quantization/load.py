@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
 
+from piecework.layers.coded import code_layer
 from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.parameter import deferred_parameters, materialise
 from piecework.models.build import build_model
@@ -49,15 +51,17 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
+    coded: bool = False,
 ) -> CausalLM:
     """Build the model of `config` and fill it from `checkpoint`; `reader` None: all of it is float.
 
-    A float matrix that becomes int8 is in memory only while it is read. Raises ModelError with all names
-    that are missing, unexpected or of another shape.
+    Matrices in bfloat16 are `coded`, on the CPU, if so asked (layers/coded.py). A float matrix that becomes
+    int8 or coded is in memory only while it is read. Raises ModelError with all names that are missing,
+    unexpected or of another shape.
     """
     if reader is None:
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-        load_weights(model, checkpoint)
+        load_weights(model, checkpoint, filled=_coder(model, coded))
         return model
     if isinstance(reader, GgufCheckpoint | ShardedCheckpoint):
         # A rank's share offers the same.
@@ -77,7 +81,7 @@ def load_model(
         rest = Dequantised(checkpoint, reader, {part.linear for target in targets for part in target.parts})
         if rest.linears:
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
-    load_weights(model, rest, taken)
+    load_weights(model, rest, taken, _coder(model, coded))
 
     def read(target: Target) -> Int8Linear | Int8Embedding:
         return read_target(target, reader, dtype=dtype, device=device)
@@ -87,3 +91,10 @@ def load_model(
             model.set_submodule(target.name, layer.eval())
     log.info("%s: %s; %d layers are int8", checkpoint.where, reader.description, len(targets))
     return model
+
+
+def _coder(model: CausalLM, coded: bool) -> Callable[[str], None] | None:
+    """What is done with each parameter that has its values."""
+    if not coded:
+        return None
+    return lambda name: code_layer(model, name.rpartition(".")[0]) if name.endswith(".weight") else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from piecework.layers.coded import matrix_to_code
 from piecework.layers.embedding import Embedding
 from piecework.layers.int8 import Int8Embedding, StaticInput, W8A8Linear, W8Linear
 from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
+from piecework.ops.coded_linear import coded_size
 from piecework.quantization.in_blocks import block_matrices
 from piecework.quantization.load import int8_targets
 from piecework.quantization.reader import Reader
@@ -25,13 +27,19 @@ def float_outline(config: ModelConfig, dtype: torch.dtype) -> CausalLM:
         return build_model(config, dtype=dtype, device=torch.device("cpu"), max_positions=1)
 
 
-def weight_bytes(model: CausalLM, checkpoint: Checkpoint, reader: Reader | GgufCheckpoint | None) -> int:
+def weight_bytes(
+    model: CausalLM, checkpoint: Checkpoint, reader: Reader | GgufCheckpoint | None, *, coded: bool = False
+) -> int:
     """Return the bytes of all parameters that `load_model` gives a model with this float outline.
 
-    It decides by the same functions which layers are int8 or stay in blocks. Raises ModelError where these
-    do. An int8 layer that may need a correction for its input's offset is counted with it.
+    It decides by the same functions which layers are int8, stay in blocks or are coded. Raises ModelError
+    where these do. An int8 layer that may need a correction for its input's offset is counted with it, and
+    one in bfloat16 as if it can be coded.
     """
     own = {id(p): p.nbytes for p in model.parameters()}
+    if coded and not isinstance(reader, GgufCheckpoint):
+        matrices = [w for w in map(matrix_to_code, model.modules()) if w is not None]
+        own.update({id(weight): coded_size(*weight.shape) for weight in matrices})
     replaced: dict[int, int] = {}
     if isinstance(reader, GgufCheckpoint):
         for name, matrix in block_matrices(model, reader).items():

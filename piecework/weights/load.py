@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from piecework.errors import ConfigError, ModelError
 from piecework.weights.checkpoint import Checkpoint
@@ -66,43 +66,52 @@ def _dummy(source: Source, seed: int, cache_dir: str | os.PathLike[str] | None) 
     return DummyCheckpoint(real.config, real.generation_config, seed, real.where)
 
 
-def load_weights(model: nn.Module, checkpoint: Checkpoint, taken: Mapping[str, Shapes] = {}) -> None:
+def load_weights(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    taken: Mapping[str, Shapes] = {},
+    filled: Callable[[str], None] | None = None,
+) -> None:
     """Fill every parameter of `model`, each exactly once, or raise one ModelError that lists all faults.
 
     The faults are weights that are missing in the checkpoint, that no parameter takes (but for those in
     `piecework.weights.names.HARMLESS` and a tied head), and that have another shape. They are found
     before anything is read. `taken` are weights that the caller reads, and the shapes that each may have.
+    `filled` is called, on several threads, with the name of each parameter that has its values. It may put
+    another one in its place; then the memory of both isn't there at once for more than some of them.
     """
-    parameters = dict(model.named_parameters())
-    plan = _plan(model, parameters, checkpoint, taken)
+    plan = _plan(model, checkpoint, taken)
 
-    def fill(step: tuple[Piece, Tensor]) -> None:
-        checkpoint.read(step[0].name, step[1])
+    def fill(name: str) -> None:
+        parameter = model.get_parameter(name).detach()
+        for piece in plan[name]:
+            checkpoint.read(piece.name, piece.view(parameter))
+        if filled is not None:
+            filled(name)
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         for _ in pool.map(fill, plan):
             pass
-    log.info("%s: %d weights read", checkpoint.where, len(plan))
+    log.info("%s: %d weights read", checkpoint.where, sum(map(len, plan.values())))
 
 
 def _plan(
-    model: nn.Module,
-    parameters: Mapping[str, nn.Parameter],
-    checkpoint: Checkpoint,
-    taken: Mapping[str, Shapes],
-) -> list[tuple[Piece, Tensor]]:
-    """Each weight to read and the part of a parameter that it fills."""
+    model: nn.Module, checkpoint: Checkpoint, taken: Mapping[str, Shapes]
+) -> dict[str, Sequence[Piece]]:
+    """The weights to read by the names of the parameters that they fill."""
+    parameters = dict(model.named_parameters())
     packed: dict[str, tuple[str, ...]] = getattr(model, "packed_modules", {})
     offered = set(checkpoint.names())
-    plan: list[tuple[Piece, Tensor]] = []
+    plan: dict[str, Sequence[Piece]] = {}
+    wanted: dict[str, Shapes] = {}
     for name, parameter in parameters.items():
         module: Any = model.get_submodule(name.rpartition(".")[0])
         sizes = getattr(module, "sizes", None)
         pieces = pieces_of(name, parameter.shape, packed, sizes, offered.__contains__)
-        plan.extend((piece, piece.view(parameter.detach())) for piece in pieces)
+        wanted.update({piece.name: (tuple(piece.view(parameter).shape),) for piece in pieces})
+        plan[name] = pieces
     if isinstance(whole_of(checkpoint), DummyCheckpoint):
         return plan
-    wanted: dict[str, Shapes] = {piece.name: (tuple(view.shape),) for piece, view in plan}
     wanted.update(taken)
     faults = [
         ("missing", [f"{n} {_listed(s)}" for n, s in wanted.items() if n not in offered]),

@@ -33,9 +33,11 @@ HOST = {
     "linear_blocks",
     "linear_block_parts",
     "embedding_blocks",
+    "linear_coded",
+    "embedding_coded",
     "all_reduce",
 }
-"""Ops that fill holes, sum over processes, or read GGUF blocks: pieces with these run on the host."""
+"""Ops that fill holes, sum over processes, or take weights as the CPU has them: such pieces run on the host."""
 
 
 def compare(found: Any, wanted: Any, tolerance: float) -> None:

@@ -116,8 +116,8 @@ def test_passes_of_another_package(command: Command, configured: Callable[..., P
     assert entries["drop_add"]["status"] == "refused" and entries["drop_add"]["error"] > 0.1
     assert found["programs"][0]["ops"]["aten::add"] == 6, "the wrong pass was undone"
     before, after = entries["swap_add"]["rewrites"][0]
-    assert before == ["add = aten::add(embedding, linear_1)"]
-    assert len(after) == 1 and after[0].endswith("aten::add(linear_1, embedding)")
+    assert [line.replace("_coded", "") for line in before] == ["add = aten::add(embedding, linear_1)"]
+    assert len(after) == 1 and after[0].replace("_coded", "").endswith("aten::add(linear_1, embedding)")
     assert listed["drop_add"] == (acme, "refused by verification")
     found = json.loads(command(folder, "--json", "--no-verify-passes", "--passes", "dead_code"))
     notes = {c["name"]: c["note"] for c in found["passes"]}

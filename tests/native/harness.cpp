@@ -11,6 +11,7 @@
 
 #include "attention.h"
 #include "block_dot.h"
+#include "coded.h"
 #include "embedding.h"
 #include "file_blocks.h"
 #include "int8_linear.h"
@@ -21,6 +22,11 @@
 extern "C" void piecework_paged_attention(const piecework::AttentionCall*);
 extern "C" void piecework_linear(const piecework::LinearCall*);
 extern "C" void piecework_linear_w8a8(const piecework::W8A8Call*);
+extern "C" void piecework_code(const piecework::CodeCall*);
+extern "C" void piecework_embedding_coded(const piecework::CodedEmbeddingCall*);
+#if PIECEWORK_LANES == 16
+extern "C" void piecework_linear_coded(const piecework::CodedLinearCall*);
+#endif
 extern "C" void piecework_linear_blocks(const piecework::BlockLinearCall*);
 extern "C" void piecework_embedding(const piecework::EmbeddingCall*);
 extern "C" void piecework_embedding_int8(const piecework::Int8EmbeddingCall*);
@@ -104,6 +110,36 @@ void blocks(int64_t rows, int64_t outputs, int64_t count, int64_t kind) {
       }
       expect(std::abs(y.data[m * stride + n] - sum) <= 0.03 * size, "linear_blocks");  // int8 activations
     }
+}
+
+// The first and the last block have more exponents than a table holds.
+void coded(int64_t rows, int64_t outputs, int64_t inputs) {
+  auto x = random_values<bf16>(rows * inputs), w = random_values<bf16>(outputs * inputs);
+  for (int64_t i = 0; i < 40 && i < inputs; ++i) {
+    w.data[i].bits = uint16_t((100 + i) << 7);
+    w.data[outputs * inputs - 1 - i].bits = uint16_t((100 + i) << 7);
+  }
+  Buffer<uint8_t> made(size_t(CodedShape(outputs, inputs).bytes()));
+  int64_t spilled = 0;
+  const CodeCall code{w.data.get(), made.data.get(), &spilled, inputs, outputs, inputs};
+  piecework_code(&code);
+  Buffer<int64_t> ids(outputs + 1);
+  for (int64_t n = 0; n <= outputs; ++n) ids.data[n] = n;
+  Buffer<bf16> table((outputs + 1) * inputs);
+  const CodedEmbeddingCall all{ids.data.get(), made.data.get(), table.data.get(), outputs + 1, outputs, inputs};
+  piecework_embedding_coded(&all);
+  expect(spilled > CodedShape(outputs, inputs).slots() || !std::memcmp(table.data.get(), w.data.get(), 2 * w.size),
+         "embedding_coded");
+  expect(table.data[outputs * inputs].bits == 0xffff, "embedding_coded without a row");
+#if PIECEWORK_LANES == 16
+  Buffer<bf16> y(rows * outputs), wanted(rows * outputs);
+  const CodedLinearCall call{x.data.get(), made.data.get(), nullptr, y.data.get(), inputs, rows, outputs, inputs};
+  piecework_linear_coded(&call);
+  const LinearCall plain{x.data.get(), table.data.get(), nullptr, wanted.data.get(), inputs,
+                         inputs,       rows,             outputs, inputs,            BFLOAT16};
+  piecework_linear(&plain);
+  expect(!std::memcmp(y.data.get(), wanted.data.get(), 2 * y.size), "linear_coded");
+#endif
 }
 
 void int8(int64_t rows, int64_t outputs, int64_t inputs) {
@@ -306,6 +342,8 @@ int main() {
   for (int64_t kind : {Q4_1, Q4_K, Q6_K}) blocks(40, 200, 3, kind);
   for (int64_t rows : {1, 3, 9, 16, 47, 53}) int8(rows, 21, 75);
   int8(50, 200, 2070);
+  for (int64_t rows : {1, 2, 7, 9, 16, 31, 50, 70}) coded(rows, 5 + 3 * rows, 20 + 9 * rows);
+  coded(70, 75, 2100);
   embedding();
   dequantise();
   pieces();

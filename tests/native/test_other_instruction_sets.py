@@ -25,6 +25,7 @@ TESTS = (
     "test_linear_kernel.py",
     "test_int8_attention.py",
     "test_block_linear.py",
+    "test_coded_kernel.py",
 )
 
 RUN = f"""

@@ -11,7 +11,17 @@ from piecework.native import toolchain
 from piecework.native.library import SOURCES
 
 HERE = Path(__file__).parent
-NAMES = ("attention", "linear", "block_linear", "int8_linear", "embedding", "file_blocks", "run", "move")
+NAMES = (
+    "attention",
+    "linear",
+    "block_linear",
+    "int8_linear",
+    "embedding",
+    "file_blocks",
+    "run",
+    "move",
+    "coded",
+)
 KERNELS = [SOURCES / f"{name}.cpp" for name in NAMES]
 compiler = toolchain.compiler()
 

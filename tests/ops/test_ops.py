@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import piecework.ops as ops
+from piecework.ops.coded_linear import coded_size
 from piecework.ops.registry import DEFAULT_ORDER, UnsupportedOpError, define
 
 
@@ -52,6 +53,13 @@ def sample_inputs(name: str, tokens: int = 5) -> tuple:
             torch.randn(9),
         ),
         "embedding_blocks": (torch.randint(0, 9, (tokens,)), blocks, torch.float32),
+        "linear_coded": (x.bfloat16(), torch.zeros(coded_size(7, 24), dtype=torch.uint8), 7, None),
+        "embedding_coded": (
+            torch.randint(0, 7, (tokens,)),
+            torch.zeros(coded_size(7, 24), dtype=torch.uint8),
+            7,
+            24,
+        ),
         "all_reduce": (x,),
     }[name]
 

@@ -17,8 +17,9 @@ from torch.fx import Graph, Node
 from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 from piecework.graph.passes.aliases import inputs_of
-from piecework.graph.passes.arguments import bind
+from piecework.graph.passes.arguments import Bound, bind
 from piecework.graph.symbols import evaluate, expression
+from piecework.ops.cpu.coded_linear import code
 
 TOKENS = (1, 7, 33)
 """The sizes that symbolic dimensions get, one after the other."""
@@ -109,6 +110,8 @@ class Samples:
             made = torch.rand(shape, generator=generator) < 0.5
         elif val.dtype.is_floating_point:
             made = self._floats(node, val, shape, generator)
+        elif (coded := coded_shape(node)) is not None:
+            made = code_sample(torch.randn(coded, generator=generator) * coded[1] ** -0.5)
         else:
             made = torch.randint(0, index_bound(node), shape, generator=generator).to(val.dtype)
         return self._strided(made, val).to(val.device)
@@ -154,6 +157,28 @@ def quantisers(graph: Graph) -> dict[Node, tuple[str, Node]]:
             if isinstance(bound[role], Node) and bound[role].op == "placeholder":
                 found.setdefault(bound[role], (role, bound["scale"]))
     return found
+
+
+def coded_shape(node: Node) -> tuple[int, int] | None:
+    """Rows and channels of the matrix that an input is the coded form of, as the ops that take it say."""
+    for user in node.users:
+        if not isinstance(user.target, OpOverload) or "_coded" not in user.target.name():
+            continue
+        bound = bind(user.target, user.args, dict(user.kwargs))
+        if bound["coded"] is node:
+            return (bound["vocab_size"], bound["size"]) if "ids" in bound else _linear_shape(bound)
+    return None
+
+
+def _linear_shape(bound: Bound) -> tuple[int, int]:
+    return bound["outputs"], bound["x"].meta["val"].shape[-1]
+
+
+def code_sample(weight: Tensor) -> Tensor:
+    """Return the coded form of a matrix, which is there where a graph has any."""
+    made = code(weight.bfloat16())
+    assert made is not None, "numbers near one another have few exponents"
+    return made
 
 
 def is_weight(node: Node, val: Tensor) -> bool:

@@ -19,12 +19,7 @@ template <typename T>
 void run(const LinearCall& call) {
   const T* bias = static_cast<const T*>(call.bias);
   const auto finish = [&](int64_t row, int64_t first, int64_t count, const float* sums) {
-    T* out = static_cast<T*>(call.out) + row * call.outputs + first;
-    each(count, [&](int64_t i, auto lanes) {
-      floats y = load(sums + i, lanes);
-      if (bias) y += load(bias + first + i, lanes);
-      store(out + i, y, lanes);
-    });
+    store_with_bias(static_cast<T*>(call.out) + row * call.outputs + first, sums, bias ? bias + first : nullptr, count);
   };
 #if defined(PIECEWORK_PANELS)
   using P = std::conditional_t<std::is_same_v<T, bf16>, BrainWords, FloatWords<T>>;

@@ -22,11 +22,11 @@ void share_columns(int64_t columns, int64_t width, int64_t cost, const Work& wor
 }
 
 // Calls `finish` as `give` does for each row of x w^T, sums being floats or int32.
-template <typename P, typename Finish>
-void multiply(const Product<P>& p, const Finish& finish) {
+template <typename P, typename W, typename Finish>
+void multiply(const Product<P, W>& p, const Finish& finish) {
   if (!p.rows) return;
   const int64_t cost = p.rows * p.depth;
-  if constexpr (P::SPREADS) {
+  if constexpr (P::SPREADS && W::IN_ROWS) {
     if (p.rows > FEW && fills_row_lanes(p.rows)) {
       const auto lanes = row_lanes(p);
       return share_columns(p.columns, GROUP, cost, [&](int64_t from, int64_t to) {

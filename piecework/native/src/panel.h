@@ -18,13 +18,15 @@ namespace piecework {
 constexpr int ACROSS = 4;                     // panels at once
 constexpr int DOWN = 6, HALF = 3;             // rows at once with these, and at the end: sums fill most registers
 constexpr int FEW = 8;                        // rows that are multiplied straight from memory
+constexpr int MOST_AT_ONCE = 16;              // of panels in memory, which need no transposition
+constexpr int64_t STRAIGHT = 4 * MOST_AT_ONCE;  // rows of which each few read such a panel anew
 constexpr int64_t CACHED = 1 << 18;           // bytes of panels at once, of a core's second cache
 constexpr int64_t KEPT_ROWS = 40 * DOWN;      // rows whose sums wait for the next channels where panels are deeper
 constexpr int64_t LONG_PANEL = 1 << 17;       // bytes, from which on the processor finds the next ones by itself
 
 // Up to LANES rows of w; where there are fewer the last one stands for the others.
 template <typename P, bool WHOLE>
-struct Panel {
+struct RowPanel {
   const typename P::Weight* first;
   int64_t stride;
   int last;
@@ -59,6 +61,21 @@ struct Panel {
   }
 };
 
+// Weights as a checkpoint has them: a row for each column of the product. Strides are in elements.
+template <typename P>
+struct Rows {
+  static constexpr bool IN_ROWS = true;
+  const typename P::Weight* w;
+  int64_t stride;
+
+  template <bool WHOLE>
+  RowPanel<P, WHOLE> panel(int64_t first, int64_t columns) const {
+    return {w + first * stride, stride, int(std::min<int64_t>(LANES, columns - first)) - 1};
+  }
+
+  const char* at(int64_t column) const { return reinterpret_cast<const char*>(w + column * stride); }
+};
+
 // Memory that will be read next, and is asked for while there is work: `lines` cache lines at each step.
 struct Ahead {
   const char *from, *end;
@@ -75,24 +92,26 @@ constexpr int64_t readable(int64_t channels) {
   return P::PADDED ? (channels + P::PER - 1) / P::PER * P::PER : channels;
 }
 
-// A product's arguments; strides are in elements.
-template <typename P>
+// A product's arguments; W is how its weights lie.
+template <typename P, typename W = Rows<P>>
 struct Product {
+  using Words = P;
   const typename P::X* x;
   int64_t x_stride, rows;
-  const typename P::Weight* w;
-  int64_t w_stride, columns, depth;
+  W weights;
+  int64_t columns, depth;
+
+  // Weights that were laid out in panels have whole ones.
+  static constexpr bool PARTIAL = W::IN_ROWS;
 
   template <bool WHOLE>
-  Panel<P, WHOLE> panel(int64_t first) const {
-    return {w + first * w_stride, w_stride, int(std::min<int64_t>(LANES, columns - first)) - 1};
+  auto panel(int64_t first) const {
+    return weights.template panel<WHOLE>(first, columns);
   }
 
   // The n panels after those from column `first` on.
   Ahead after(int64_t first, int n) const {
-    const auto at = [&](int64_t column) {
-      return reinterpret_cast<const char*>(w + std::min(column, columns) * w_stride);
-    };
+    const auto at = [&](int64_t column) { return weights.at(std::min(column, columns)); };
     const char *from = at(first + n * LANES), *end = at(first + 2 * n * LANES);
     const int64_t steps = (rows + DOWN - 1) / DOWN * std::max<int64_t>(1, depth / P::PER);
     return {from, end, int((end - from) / 64 / steps + 1)};
@@ -116,10 +135,10 @@ inline void add_block(const ints* block, const typename P::X* const* x, int64_t 
 }
 
 // sums [M][LANES] of all rows, at most M, with a panel. Not inlined, so that it is compiled once for all callers.
-template <typename P, int M, bool WHOLE>
-__attribute__((noinline)) void few_rows(const Product<P>& p, int64_t first, typename P::Sum* to) {
+template <int M, bool WHOLE, typename P, typename W>
+__attribute__((noinline)) void few_rows(const Product<P, W>& p, int64_t first, typename P::Sum* to) {
   constexpr int64_t STEP = LANES * P::PER;
-  const Panel<P, WHOLE> panel = p.template panel<WHOLE>(first);
+  const auto panel = p.template panel<WHOLE>(first);
   const typename P::X* x[M];
   typename P::Sum sums[M];
   for (int m = 0; m < M; ++m) x[m] = p.row(m), sums[m] = typename P::Sum{};
@@ -143,8 +162,8 @@ __attribute__((noinline)) void few_rows(const Product<P>& p, int64_t first, type
 }
 
 // Lay `words` words of a panel out from channel k on: to [words up to a multiple of LANES][PARTS].
-template <typename P, bool WHOLE>
-void pack(const Panel<P, WHOLE>& panel, int64_t k, int64_t depth, int64_t words, typename P::Part* to) {
+template <typename P, typename Panel>
+void pack(const Panel& panel, int64_t k, int64_t depth, int64_t words, typename P::Part* to) {
   for (int64_t i = 0; i < words; i += LANES, k += LANES * P::PER) {
     ints block[LANES];
     if (k + LANES * P::PER <= depth)
@@ -214,8 +233,8 @@ inline void give(const Finish& finish, int64_t row, int64_t first, int64_t colum
 }
 
 // All rows with N panels from column `first` on.
-template <typename P, int N, typename Finish>
-void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
+template <int N, typename P, typename W, typename Finish>
+void many_rows(const Product<P, W>& p, int64_t first, const Finish& finish) {
   using Sum = typename P::Sum;
   constexpr int64_t STEP = LANES * P::PER;  // channels of a block
   constexpr int64_t MOST = std::max<int64_t>(1, CACHED / int64_t(ACROSS * P::PARTS * sizeof(ints) * LANES)) * STEP;
@@ -231,10 +250,10 @@ void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
       const int64_t channels = std::min(MOST, p.depth - k), words = (channels + P::PER - 1) / P::PER;
       for (int n = 0; n < N; ++n) {
         const int64_t column = first + n * LANES;
-        if (column + LANES <= p.columns)
-          pack(p.template panel<true>(column), k, p.depth, words, packed + n * apart);
+        if (!p.PARTIAL || column + LANES <= p.columns)
+          pack<P>(p.template panel<true>(column), k, p.depth, words, packed + n * apart);
         else
-          pack(p.template panel<false>(column), k, p.depth, words, packed + n * apart);
+          pack<P>(p.template panel<false>(column), k, p.depth, words, packed + n * apart);
       }
       for (int64_t m = top; m < std::min(p.rows, top + chunk); m += DOWN) {
         const typename P::X* x[DOWN];
@@ -251,37 +270,45 @@ void many_rows(const Product<P>& p, int64_t first, const Finish& finish) {
     }
 }
 
-template <typename P, int M, typename Finish>
-void few_rows_of(const Product<P>& p, int64_t first, const Finish& finish) {
+// Rows `top` to `top + count` with one panel, straight from memory.
+template <int M, typename P, typename W, typename Finish>
+void few_rows_of(const Product<P, W>& p, int64_t top, int64_t rows, int64_t first, const Finish& finish) {
   const int64_t count = std::min<int64_t>(LANES, p.columns - first);
+  Product<P, W> some = p;
+  some.x += top * p.x_stride, some.rows = rows;
   typename P::Sum sums[M];
-  if (count == LANES)
-    few_rows<P, M, true>(p, first, sums);
+  if (!p.PARTIAL || count == LANES)
+    few_rows<M, true>(some, first, sums);
   else
-    few_rows<P, M, false>(p, first, sums);
-  for (int m = 0; m < p.rows; ++m) give(finish, m, first, count, numbers(sums + m), LANES);
+    few_rows<M, false>(some, first, sums);
+  for (int m = 0; m < rows; ++m) give(finish, top + m, first, count, numbers(sums + m), LANES);
+}
+
+template <typename P, typename W, typename Finish>
+void few_rows_of(const Product<P, W>& p, int64_t top, int64_t rows, int64_t first, const Finish& finish) {
+  if (rows == 1) return few_rows_of<1>(p, top, rows, first, finish);
+  if (rows == 2) return few_rows_of<2>(p, top, rows, first, finish);
+  if (rows <= 4) return few_rows_of<4>(p, top, rows, first, finish);
+  if (rows <= 6) return few_rows_of<6>(p, top, rows, first, finish);
+  if (W::IN_ROWS || rows <= FEW) return few_rows_of<FEW>(p, top, rows, first, finish);
+  if constexpr (!W::IN_ROWS) {
+    if (rows <= 12) return few_rows_of<12>(p, top, rows, first, finish);
+    few_rows_of<MOST_AT_ONCE>(p, top, rows, first, finish);
+  }
 }
 
 // Columns of panels `from` to `to`.
-template <typename P, typename Finish>
-void some_panels(const Product<P>& p, int64_t from, int64_t to, const Finish& finish) {
-  if (p.rows > FEW) {
-    for (; from + ACROSS <= to; from += ACROSS) many_rows<P, ACROSS>(p, from * LANES, finish);
-    for (; from < to; ++from) many_rows<P, 1>(p, from * LANES, finish);
+template <typename P, typename W, typename Finish>
+void some_panels(const Product<P, W>& p, int64_t from, int64_t to, const Finish& finish) {
+  const int64_t groups = W::IN_ROWS ? 1 : (p.rows + MOST_AT_ONCE - 1) / MOST_AT_ONCE;
+  if (p.rows > (W::IN_ROWS ? FEW : STRAIGHT)) {
+    for (; from + ACROSS <= to; from += ACROSS) many_rows<ACROSS>(p, from * LANES, finish);
+    for (; from < to; ++from) many_rows<1>(p, from * LANES, finish);
   }
-  for (; from < to; ++from) {
-    const int64_t first = from * LANES;
-    if (p.rows == 1)
-      few_rows_of<P, 1>(p, first, finish);
-    else if (p.rows == 2)
-      few_rows_of<P, 2>(p, first, finish);
-    else if (p.rows <= 4)
-      few_rows_of<P, 4>(p, first, finish);
-    else if (p.rows <= 6)
-      few_rows_of<P, 6>(p, first, finish);
-    else
-      few_rows_of<P, FEW>(p, first, finish);
-  }
+  const int64_t rows = groups == 1 ? p.rows : (p.rows + 2 * groups - 1) / (2 * groups) * 2;  // even: some are pairs
+  for (; from < to; ++from)
+    for (int64_t top = 0; top < p.rows; top += rows)
+      few_rows_of(p, top, std::min(rows, p.rows - top), from * LANES, finish);
 }
 
 }  // namespace piecework

@@ -41,8 +41,8 @@ RowLanes row_lanes(const Product<P>& p) {
   ints* x = thread_memory<ints, LANED>(vectors * apart);
   for (int64_t v = 0; v < vectors; ++v) {
     const int last = int(std::min<int64_t>(LANES, p.rows - v * LANES)) - 1;
-    const Panel<InputWords<P>, false> rows{p.x + v * LANES * p.x_stride, p.x_stride, last};
-    pack(rows, 0, p.depth, words, x + v * apart);
+    const RowPanel<InputWords<P>, false> rows{p.x + v * LANES * p.x_stride, p.x_stride, last};
+    pack<InputWords<P>>(rows, 0, p.depth, words, x + v * apart);
   }
   return {x, apart};
 }
@@ -94,13 +94,12 @@ void columns_of(const Product<P>& p, const RowLanes& rows, int64_t first, int64_
   constexpr int COLUMNS = V == 1 ? LANES : 24 / V;  // sums fill most registers
   using Sum = typename P::Sum;
   Sum sums[GROUP][V], row[LANES][GROUP / LANES];
-  const auto at = [&](int64_t column) {
-    return reinterpret_cast<const char*>(p.w + std::min(column, p.columns) * p.w_stride);
-  };
+  const auto [w, stride] = p.weights;
+  const auto at = [&](int64_t column) { return p.weights.at(std::min(column, p.columns)); };
   for (int64_t c = 0; c < count; c += COLUMNS) {
     Ahead ahead{at(first + c + COLUMNS), at(first + c + 2 * COLUMNS), 0};
     ahead.lines = int((ahead.end - ahead.from) / 64 / std::max<int64_t>(1, p.depth / P::PER) + 1);
-    spread_columns<P, V, COLUMNS>(rows, p.w + (first + c) * p.w_stride, p.w_stride,
+    spread_columns<P, V, COLUMNS>(rows, w + (first + c) * stride, stride,
                                   int(std::min<int64_t>(COLUMNS, p.columns - first - c)) - 1, p.depth, ahead, sums[c]);
   }
   for (int v = 0; v < V; ++v) {

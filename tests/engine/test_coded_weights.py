@@ -1,0 +1,49 @@
+"""A model whose bfloat16 weights are coded gives what it gives without, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tiny import save_tiny
+
+from piecework import LLM
+from piecework.layers.coded import CodedEmbedding, CodedLinear
+from piecework.native import multiplies_coded
+
+pytestmark = pytest.mark.skipif(not multiplies_coded(), reason="no kernel here multiplies coded weights")
+PROMPTS = [[5, 17, 200, 31], [9] * 20, [1, 2, 3]]
+
+
+def run(folder: Path, **settings: Any) -> tuple[list[list[int]], list[Any], set[type]]:
+    """Tokens, log-probabilities, and the kinds of layers that the model has."""
+    with LLM(str(folder), dtype="bfloat16", **settings) as llm:
+        found = llm.generate(PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=5)
+        kinds = {type(module) for module in llm.service.runner.programs.model.modules()}
+    return [r.token_ids for r in found], [r.logprobs for r in found], kinds
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3_moe"])
+def test_results_are_those_of_weights_as_they_are(tmp_path: Path, architecture: str) -> None:
+    folder = save_tiny(tmp_path, architecture, tokenizer=True)
+    tokens, logprobs, kinds = run(folder)
+    assert {CodedLinear, CodedEmbedding} <= kinds
+    plain_tokens, plain_logprobs, plain_kinds = run(folder, repack=False)
+    assert not {CodedLinear, CodedEmbedding} & plain_kinds
+    assert tokens == plain_tokens and logprobs == plain_logprobs and logprobs[0] is not None
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"compilation_config": {"compiler": "eager"}},
+        {"device": "cpu,sim"},
+        {"device": "cpu", "place": "head:sim"},
+    ],
+    ids=str,
+)
+def test_weights_stay_where_pieces_run_elsewhere(tmp_path: Path, settings: dict[str, Any]) -> None:
+    folder = save_tiny(tmp_path, "llama", tokenizer=True)
+    _, _, kinds = run(folder, **settings)
+    assert not {CodedLinear, CodedEmbedding} & kinds
