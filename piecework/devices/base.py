@@ -134,8 +134,8 @@ class Device(ABC):
     def prepare_weights(self, model: nn.Module) -> None:  # noqa: B027 - most devices take weights as they are
         """Bring the weights of a loaded model, in place, into the form that this device's ops want."""
 
-    def multiplies_coded(self) -> bool:
-        """Say whether this device's ops multiply by bfloat16 weights that are coded (layers/coded.py)."""
+    def reads_panels(self) -> bool:
+        """Say whether this device's ops take weights that are laid out for them (docs/quantisation.md)."""
         return False
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

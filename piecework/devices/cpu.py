@@ -12,7 +12,7 @@ from torch import Tensor
 from piecework.devices.base import Device
 from piecework.devices.memory import available_host_memory
 from piecework.devices.reservation import HostReservation, Reservation
-from piecework.native import isa, library, multiplies_coded
+from piecework.native import isa, library, reads_panels
 
 GIB = 2**30
 
@@ -48,9 +48,9 @@ class CpuDevice(Device):
         """With the kernels."""
         return library() is not None
 
-    def multiplies_coded(self) -> bool:
+    def reads_panels(self) -> bool:
         """With the kernels for AVX-512."""
-        return multiplies_coded()
+        return reads_panels()
 
     def free_memory(self) -> int:
         """Return the host memory that is left."""

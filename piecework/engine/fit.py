@@ -19,7 +19,7 @@ from piecework.runner.load import context_limit
 from piecework.runner.memory import plan_pages
 from piecework.runner.precision import settle
 from piecework.runner.programs import cache_dtype, layer_shapes
-from piecework.runner.recipe import codes_weights
+from piecework.runner.recipe import repacks
 from piecework.runner.static_settings import check_slots, check_strategy, choose_capacities
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
@@ -163,8 +163,8 @@ def _choice(
 ) -> Choice:
     outline = float_outline(model, dtype)
     reader = choose_reader(checkpoint, quantization, lm_head)
-    coded = codes_weights(config, device, alone=not config.device.several)
-    weights = weight_bytes(outline, checkpoint, reader, coded=coded)
+    repacked = repacks(config, device, alone=not config.device.several)
+    weights = weight_bytes(outline, checkpoint, reader, repacked=repacked)
     size = config.cache.page_size
     page = page_bytes(layer_shapes(outline), size, cache_dtype(config, dtype, device))
     tokens = max(0, (free - weights) // page - 1) * size  # a page is the dummy that padding writes to

@@ -10,7 +10,7 @@ from piecework.devices.injected import read_faults
 from piecework.errors import ConfigError
 from piecework.explain.available import compilers, devices, passes
 from piecework.explain.breakeven import break_even
-from piecework.explain.outline import code_outline, open_outline, outline
+from piecework.explain.outline import open_outline, outline, repack_outline
 from piecework.explain.programs import describe_program
 from piecework.explain.report import CaptureReport, Report
 from piecework.explain.weights import describe_weights
@@ -59,8 +59,8 @@ def explain(config: EngineConfig) -> Report:
         max_positions=limit,
     )
     checkpoint.close()
-    if recipe.codes_weights:
-        code_outline(model)
+    if recipe.repacks:
+        repack_outline(model)
     device.prepare_weights(model)
     folder = piece_folder(config)
     programs = make_programs(model, recipe, config, device, Profile(), folder, limit, stored=False)

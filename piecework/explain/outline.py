@@ -10,7 +10,7 @@ from torch import nn
 from piecework.config import LoadConfig
 from piecework.layers.coded import code_layer
 from piecework.layers.embedding import Embedding
-from piecework.layers.int8 import Int8Embedding, StaticInput, W8A8Linear, W8Linear
+from piecework.layers.int8 import Int8Embedding, Int8Linear, StaticInput, W8A8Linear, W8Linear
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
@@ -66,9 +66,11 @@ def outline(
     return model
 
 
-def code_outline(model: CausalLM) -> None:
-    """Give uninitialised weights the form of coded ones, as loading does."""
-    for name, _ in list(model.named_modules()):
+def repack_outline(model: CausalLM) -> None:
+    """Give uninitialised weights the form in which they are laid out when they are loaded."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, Int8Linear | Int8Embedding):
+            module.lay_out()
         code_layer(model, name, lambda weight: weight.new_empty(coded_size(*weight.shape), dtype=torch.uint8))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import piecework.ops  # noqa: F401  registers the named ops
+from piecework.ops.int8_panels import CHANNELS, lay_out, width_of
 
 _quantize = torch.ops.piecework.quantize.default
 _dynamic_quantize = torch.ops.piecework.dynamic_quantize.default
@@ -54,10 +55,13 @@ class Int8Linear(nn.Module):
         self.dtype = dtype
         self.sizes = sizes or (weight.shape[0],)
 
+    def lay_out(self) -> None:
+        """Lay the weight out in panels, as the CPU's kernels read it."""
+        self.weight = nn.Parameter(lay_out(self.weight), requires_grad=False)
+
     def extra_repr(self) -> str:
         """Show the sizes in the model's repr."""
-        outputs, inputs = self.weight.shape
-        return f"{inputs}, {outputs}, bias={self.bias is not None}"
+        return f"{width_of(self.weight)}, {self.scale.shape[0]}, bias={self.bias is not None}"
 
 
 class W8Linear(Int8Linear):
@@ -158,6 +162,11 @@ class Int8Embedding(nn.Module):
             y = _linear_w8a8(x8, self.weight, self.scale, x_scale, None, None, self.dtype)
         return y
 
+    def lay_out(self) -> None:
+        """Lay the weight out as that of a linear; but rows of other than whole blocks stay as they are."""
+        if self.weight.shape[1] % CHANNELS == 0:
+            self.weight = nn.Parameter(lay_out(self.weight), requires_grad=False)
+
     def extra_repr(self) -> str:
         """Show the sizes in the model's repr."""
-        return ", ".join(str(n) for n in self.weight.shape)
+        return f"{self.scale.shape[0]}, {width_of(self.weight)}"

@@ -45,10 +45,10 @@ def library() -> ctypes.CDLL | None:
         return None
 
 
-def multiplies_coded() -> bool:
+def reads_panels() -> bool:
     """Whether there is a kernel that multiplies by coded weights: those for AVX-512 have one."""
     kernels = library()
-    return kernels is not None and bool(kernels.piecework_multiplies_coded())
+    return kernels is not None and bool(kernels.piecework_reads_panels())
 
 
 def build(compiler: str, isa: str, folder: Path) -> Path:

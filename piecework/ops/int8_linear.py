@@ -1,4 +1,7 @@
-"""`linear_w8a8`, `linear_w8` and `embedding_int8`: matrix products with int8 weights, and rows of them."""
+"""`linear_w8a8`, `linear_w8` and `embedding_int8`: matrix products with int8 weights, and rows of them.
+
+A weight [N, K] may be laid out in panels instead (int8_panels.py); N is then known by the scale.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from piecework.ops.int8_panels import holds, rows_of, width_of
 from piecework.ops.registry import define
 
 
@@ -34,7 +38,7 @@ def _linear_w8a8(
 
     Args:
         x: int8 [..., K].
-        weight: int8 [N, K].
+        weight: int8 [N, K], or laid out.
         scale: [N] float32: the weight's scale of each output, times the input's scale if that is static.
         x_scale: [..., 1] float32, the input's scale of each row; None where it is static.
         quant_bias: [N] int32, minus the input's offset times the sums of the weight's rows, and a bias
@@ -42,7 +46,7 @@ def _linear_w8a8(
         bias: [N] of any floating-point dtype.
         dtype: of the result [..., N]; everything after the product is computed in float32.
     """
-    product = int8_product(x, weight)
+    product = int8_product(x, rows_of(weight, scale.shape[0], x.shape[-1]))
     if quant_bias is not None:
         product = product + quant_bias
     y = product.float() * scale
@@ -62,8 +66,8 @@ def _linear_w8a8_fake(
     bias: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    torch._check(x.shape[-1] == weight.shape[1])
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=dtype)
+    torch._check(holds(weight, scale.shape[0], x.shape[-1]))
+    return x.new_empty((*x.shape[:-1], scale.shape[0]), dtype=dtype)
 
 
 def _linear_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -72,25 +76,26 @@ def _linear_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = N
     The product is computed in x's dtype on the unscaled weight, which every dtype of 8 bits or more holds
     exactly, and scaled in float32.
     """
-    y = F.linear(x, weight.to(x.dtype)).float() * scale
+    y = F.linear(x, rows_of(weight, scale.shape[0], x.shape[-1]).to(x.dtype)).float() * scale
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
 def _linear_w8_fake(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-    torch._check(x.shape[-1] == weight.shape[1])
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+    torch._check(holds(weight, scale.shape[0], x.shape[-1]))
+    return x.new_empty((*x.shape[:-1], scale.shape[0]))
 
 
 def _embedding_int8(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """ids [T], weight int8 [V, H], scale [V] float32 -> weight * scale of these rows, [T, H] in `dtype`.
 
-    Ids must be checked before.
+    A weight that is laid out has whole blocks. Ids must be checked before.
     """
-    return (weight[ids].float() * scale[ids].unsqueeze(-1)).to(dtype)
+    rows = rows_of(weight, scale.shape[0], width_of(weight))
+    return (rows[ids].float() * scale[ids].unsqueeze(-1)).to(dtype)
 
 
 def _embedding_int8_fake(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype)
+    return weight.new_empty((*ids.shape, width_of(weight)), dtype=dtype)
 
 
 linear_w8a8 = define(

@@ -51,17 +51,17 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
-    coded: bool = False,
+    repacked: bool = False,
 ) -> CausalLM:
     """Build the model of `config` and fill it from `checkpoint`; `reader` None: all of it is float.
 
-    Matrices in bfloat16 are `coded`, on the CPU, if so asked (layers/coded.py). A float matrix that becomes
-    int8 or coded is in memory only while it is read. Raises ModelError with all names that are missing,
-    unexpected or of another shape.
+    `repacked`: matrices in bfloat16 are coded (layers/coded.py) and those in int8 laid out in panels, on the
+    CPU. A float matrix that becomes int8 or coded is in memory only while it is read. Raises ModelError with
+    all names that are missing, unexpected or of another shape.
     """
     if reader is None:
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-        load_weights(model, checkpoint, filled=_coder(model, coded))
+        load_weights(model, checkpoint, filled=_coder(model) if repacked else None)
         return model
     if isinstance(reader, GgufCheckpoint | ShardedCheckpoint):
         # A rank's share offers the same.
@@ -81,10 +81,13 @@ def load_model(
         rest = Dequantised(checkpoint, reader, {part.linear for target in targets for part in target.parts})
         if rest.linears:
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
-    load_weights(model, rest, taken, _coder(model, coded))
+    load_weights(model, rest, taken, _coder(model) if repacked else None)
 
     def read(target: Target) -> Int8Linear | Int8Embedding:
-        return read_target(target, reader, dtype=dtype, device=device)
+        layer = read_target(target, reader, dtype=dtype, device=device)
+        if repacked:
+            layer.lay_out()
+        return layer
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:
         for target, layer in zip(targets, pool.map(read, targets), strict=True):
@@ -93,8 +96,12 @@ def load_model(
     return model
 
 
-def _coder(model: CausalLM, coded: bool) -> Callable[[str], None] | None:
-    """What is done with each parameter that has its values."""
-    if not coded:
-        return None
-    return lambda name: code_layer(model, name.rpartition(".")[0]) if name.endswith(".weight") else None
+def _coder(model: CausalLM) -> Callable[[str], None]:
+    """Code a layer when a parameter of it, its matrix, has its values."""
+
+    def code(parameter: str) -> None:
+        layer, _, name = parameter.rpartition(".")
+        if name == "weight":
+            code_layer(model, layer)
+
+    return code

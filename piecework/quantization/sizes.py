@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
 
 from piecework.layers.coded import matrix_to_code
 from piecework.layers.embedding import Embedding
-from piecework.layers.int8 import Int8Embedding, StaticInput, W8A8Linear, W8Linear
+from piecework.layers.int8 import Int8Embedding, Int8Linear, StaticInput, W8A8Linear, W8Linear
 from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
@@ -28,16 +27,16 @@ def float_outline(config: ModelConfig, dtype: torch.dtype) -> CausalLM:
 
 
 def weight_bytes(
-    model: CausalLM, checkpoint: Checkpoint, reader: Reader | GgufCheckpoint | None, *, coded: bool = False
+    model: CausalLM, checkpoint: Checkpoint, reader: Reader | GgufCheckpoint | None, *, repacked: bool = False
 ) -> int:
     """Return the bytes of all parameters that `load_model` gives a model with this float outline.
 
-    It decides by the same functions which layers are int8, stay in blocks or are coded. Raises ModelError
-    where these do. An int8 layer that may need a correction for its input's offset is counted with it, and
-    one in bfloat16 as if it can be coded.
+    It decides by the same functions which layers are int8, stay in blocks or are laid out anew. Raises
+    ModelError where these do. An int8 layer that may need a correction for its input's offset is counted
+    with it, and one in bfloat16 as if it can be coded.
     """
     own = {id(p): p.nbytes for p in model.parameters()}
-    if coded and not isinstance(reader, GgufCheckpoint):
+    if repacked and not isinstance(reader, GgufCheckpoint):
         matrices = [w for w in map(matrix_to_code, model.modules()) if w is not None]
         own.update({id(weight): coded_size(*weight.shape) for weight in matrices})
     replaced: dict[int, int] = {}
@@ -48,12 +47,14 @@ def weight_bytes(
     elif reader is not None:
         for target in int8_targets(model, checkpoint, reader):
             layer = _int8_layer(target, reader, model.dtype)
+            if repacked:
+                layer.lay_out()
             replaced.update({id(p): 0 for p in target.module.parameters()})
             replaced[id(target.module.weight)] = sum(p.nbytes for p in layer.parameters())
     return sum((own | replaced).values())
 
 
-def _int8_layer(target: Target, reader: Reader, dtype: torch.dtype) -> nn.Module:
+def _int8_layer(target: Target, reader: Reader, dtype: torch.dtype) -> Int8Linear | Int8Embedding:
     """The layer that takes a target's place, without memory for its parameters."""
     rows, inputs = target.module.weight.shape
     names = {

@@ -134,7 +134,7 @@ def load(
                 dtype=dtype,
                 device=device.torch_device,
                 max_positions=limit,
-                coded=recipe.codes_weights,
+                repacked=recipe.repacks,
             )
             device.prepare_weights(model)
         generation = dict(checkpoint.generation_config)

@@ -58,7 +58,7 @@ class Recipe:
     spares: Spares = field(default_factory=Spares)
     policy: Policy = field(default_factory=Policy)
     at_run: bool = False
-    codes_weights: bool = False
+    repacks: bool = False
     places: Mapping[str, Device] = field(default_factory=dict)
     _made: dict[Structure, PassManager] = field(default_factory=dict, repr=False, compare=False)
 
@@ -128,7 +128,7 @@ def make_recipe(
         spares or Spares(),
         Policy(config.device.failover),  # type: ignore[arg-type]
         places=places,
-        codes_weights=codes_weights(config, device, alone=spares is None or not spares.names),
+        repacks=repacks(config, device, alone=spares is None or not spares.names),
         at_run=not device.chains and capture.decode == capture.prefill == "eager",
     )
     if settings.compiler != "auto":
@@ -140,12 +140,12 @@ def make_recipe(
     return recipe
 
 
-def codes_weights(config: EngineConfig, device: Device, *, alone: bool) -> bool:
-    """Whether bfloat16 weights are coded: every piece has to run where there is a kernel for them.
+def repacks(config: EngineConfig, device: Device, *, alone: bool) -> bool:
+    """Whether weights are laid out for the kernels: every piece has to run where they are.
 
     `alone`: no piece that fails on `device` can go to another one.
     """
-    wanted = config.load.repack and alone and config.device.place is None and device.multiplies_coded()
+    wanted = config.load.repack and alone and config.device.place is None and device.reads_panels()
     return wanted and compiler_name(config.compilation_config.compiler, device) == "native"
 
 

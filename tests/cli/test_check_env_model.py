@@ -12,7 +12,7 @@ from tiny import save_tiny
 
 from piecework.devices import make_device
 from piecework.llm import LLM
-from piecework.native import multiplies_coded
+from piecework.native import reads_panels
 
 
 def figures(run: Run, *arguments: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_other_choices_are_sized_too(run: Run, tiny: Path) -> None:
     assert set(sizes) == {("bfloat16", "auto"), ("float32", "w8a8-dynamic")}
     assert sizes["bfloat16", "auto"] * 2 == said["asked"]["weight_bytes"] > sizes["float32", "w8a8-dynamic"]
     coded = figures(run, str(tiny), "--dtype", "bfloat16")["asked"]["weight_bytes"]
-    assert coded < sizes["bfloat16", "auto"] if multiplies_coded() else coded == sizes["bfloat16", "auto"]
+    assert coded < sizes["bfloat16", "auto"] if reads_panels() else coded == sizes["bfloat16", "auto"]
     text = run("check-env", str(tiny), "--dtype", "float32").out
     assert "in float32; " in text and "in w8a8-dynamic beside float32." in text
 

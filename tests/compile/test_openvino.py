@@ -37,7 +37,7 @@ HOST = {
     "embedding_coded",
     "all_reduce",
 }
-"""Ops that fill holes, sum over processes, or take weights as the CPU has them: such pieces run on the host."""
+"""Ops that fill holes, sum over processes, or take weights in forms of the CPU: such pieces run there."""
 
 
 def compare(found: Any, wanted: Any, tolerance: float) -> None:

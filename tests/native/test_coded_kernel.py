@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from piecework import ops
-from piecework.native import library, multiplies_coded
+from piecework.native import library, reads_panels
 from piecework.ops.coded_linear import coded_size, decode
 from piecework.ops.cpu.coded_linear import code
 
@@ -89,14 +89,14 @@ def check(rows: int, outputs: int, inputs: int, biased: bool) -> None:
     made = coded(weight)
     for x in (wide[:, 3:], wide[:, :inputs].contiguous().view(1, rows, inputs)):
         runs = LINEAR.resolve(("cpu", "reference"), x, made, outputs, bias).name
-        assert runs == ("cpu" if multiplies_coded() else "reference")
+        assert runs == ("cpu" if reads_panels() else "reference")
         assert torch.equal(linear_coded(x, made, outputs, bias), plain_product(x, weight, bias))
 
 
 def plain_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """By the kernel for weights in rows, where there is one for coded ones, too, else by torch."""
     linear = ops.get("linear")
-    run = linear.implementations["cpu"].run if multiplies_coded() else linear.reference
+    run = linear.implementations["cpu"].run if reads_panels() else linear.reference
     y: Tensor = run(x, weight, bias)
     return y
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from piecework import ops
 from piecework.native import library
 from piecework.ops.block_kinds import KINDS
+from piecework.ops.int8_panels import lay_out
 
 pytestmark = pytest.mark.skipif(library() is None, reason="there is no C++ compiler")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -48,10 +49,14 @@ def test_rows_in_blocks(kind: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_rows_of_int8(dtype: torch.dtype) -> None:
     op = ops.get("embedding_int8")
-    for size in (1, 33, 64):
-        args = (IDS, torch.randint(-128, 128, (21, size), dtype=torch.int8), torch.rand(21), dtype)
-        assert op.resolve(("cpu", "reference"), *args).name == "cpu"
-        assert torch.equal(op.implementations["cpu"].run(*args), op.reference(*args))
+    for size in (1, 33, 64, 128):
+        weight, scale = torch.randint(-128, 128, (21, size), dtype=torch.int8), torch.rand(21)
+        wanted = op.reference(IDS, weight, scale, dtype)
+        assert op.resolve(("cpu", "reference"), IDS, weight, scale, dtype).name == "cpu"
+        assert torch.equal(op.implementations["cpu"].run(IDS, weight, scale, dtype), wanted)
+        if size % 64 == 0:
+            assert torch.equal(op.implementations["cpu"].run(IDS, lay_out(weight), scale, dtype), wanted)
+            assert torch.equal(op.reference(IDS, lay_out(weight), scale, dtype), wanted)
 
 
 def test_an_id_out_of_range_gives_nan_and_nothing_of_the_memory() -> None:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from kernel_cases import DTYPES, compare
 
 from piecework import ops
-from piecework.native import library
+from piecework.native import library, reads_panels
 from piecework.ops.int8_linear import int8_product
+from piecework.ops.int8_panels import lay_out, rows_of
 
 pytestmark = pytest.mark.skipif(library() is None, reason="the library can't be built here")
 
@@ -101,17 +102,49 @@ def test_the_scale_of_a_row_without_numbers_reaches_its_results() -> None:
     assert y[0].isnan().all() and not y[1].any()
 
 
-@settings(max_examples=50, deadline=None)
-@given(st.integers(0, 70), st.integers(1, 150), st.integers(1, 70), st.sampled_from(DTYPES), st.booleans())
-def test_weight_only(rows: int, k: int, n: int, dtype: torch.dtype, biased: bool) -> None:
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 80), st.integers(1, 140), st.integers(1, 80))
+def test_weights_in_panels_give_what_rows_of_them_give(rows: int, k: int, n: int) -> None:
+    x, weight, scale, x_scale = _int8(rows, k), _int8(n, k), torch.rand(n), torch.rand(rows, 1)
+    laid = lay_out(weight)
+    assert torch.equal(rows_of(laid, n, k), weight)
+    quant_bias, bias = torch.randint(-99, 99, (n,), dtype=torch.int32), torch.randn(n)
+    given = [(x, w, scale, x_scale, quant_bias, bias, torch.bfloat16) for w in (laid, weight)]
+    assert w8a8.resolve(("cpu", "reference"), *given[0]).name == ("cpu" if reads_panels() else "reference")
+    found, wanted = (torch.ops.piecework.linear_w8a8(*args) for args in given)
+    assert torch.equal(found, wanted if reads_panels() else w8a8.reference(*given[1]))
+
+
+@pytest.mark.parametrize("rows", [1, 9, 16, 33, 64, 65, 200])
+def test_panels_in_several_passes(rows: int) -> None:
+    x, weight = _int8(rows, 9001), _int8(85, 9001)
+    args = (torch.ones(85), None, None, None, torch.float32)
+    assert torch.equal(
+        torch.ops.piecework.linear_w8a8(x, lay_out(weight), *args), w8a8.reference(x, weight, *args)
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.integers(0, 70),
+    st.integers(1, 150),
+    st.integers(1, 70),
+    st.sampled_from(DTYPES),
+    st.booleans(),
+    st.booleans(),
+)
+def test_weight_only(rows: int, k: int, n: int, dtype: torch.dtype, biased: bool, laid: bool) -> None:
     wide = torch.randn(rows, k + 5).to(dtype)
     x, weight, scale = wide[:, 2 : 2 + k], _int8(n, k), torch.rand(n) * 0.02
     bias = torch.randn(n).to(dtype) if biased else None
-    implementation = w8.implementations["cpu"]
-    assert implementation.supports is not None and implementation.supports(x, weight, scale, bias)
-    got = implementation.run(x, weight, scale, bias)
+    args = (x, lay_out(weight) if laid else weight, scale, bias)
+    ran = w8.resolve(("cpu", "reference"), *args)
+    assert ran.name == ("cpu" if reads_panels() or not laid else "reference")
+    got = ran.run(*args)
     wanted = F.linear(x.double(), weight.double()) * scale + (0 if bias is None else bias)
     assert got.dtype == dtype and got.shape == (rows, n)
+    if ran.name == "reference":
+        return
     bound = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
     size = F.linear(x.double().abs(), weight.double().abs()) * scale
     allowed = bound * (wanted.abs() + 1e-2 * size) + 1e-5 * size + 1e-6
@@ -122,8 +155,11 @@ def test_weight_only(rows: int, k: int, n: int, dtype: torch.dtype, biased: bool
 
 @pytest.mark.parametrize("rows", [2, 12, 40])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_weight_only_rows_do_not_disturb_each_other(rows: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("laid", [False, True])
+def test_weight_only_rows_do_not_disturb_each_other(rows: int, dtype: torch.dtype, laid: bool) -> None:
     x, weight, scale = torch.randn(rows, 70).to(dtype), _int8(33, 70), torch.rand(33) * 0.02
+    if laid and reads_panels():
+        weight = lay_out(weight)
     run = w8.implementations["cpu"].run
     alone = run(x, weight, scale, None)
     x[0, 5], x[1] = float("nan"), 0.0

@@ -134,7 +134,7 @@ void piecework_linear_coded(const CodedLinearCall* call) {
 #endif
 
 // Whether weights are multiplied with as they are coded.
-int64_t piecework_multiplies_coded() {
+int64_t piecework_reads_panels() {
 #if defined(PIECEWORK_PANELS)
   return 1;
 #else

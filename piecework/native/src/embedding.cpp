@@ -29,6 +29,16 @@ void block_row(K, const uint8_t* block, int r, T* out) {
   }
 }
 
+// A row of weights that are laid out in panels, in the calling thread's memory.
+const int8_t* laid_row(const int8_t* weight, int64_t row, int64_t inputs) {
+  constexpr int64_t ROWS = 16, WORD = 4;
+  const int64_t channels = (inputs + ROWS * WORD - 1) / (ROWS * WORD) * (ROWS * WORD);
+  const int8_t* from = weight + row / ROWS * ROWS * channels + row % ROWS * WORD;
+  int8_t* to = thread_memory<int8_t, ROW>(channels);
+  for (int64_t k = 0; k < channels; ++k) to[k] = int8_t(from[k / WORD * ROWS * WORD + k % WORD] - 128);
+  return to;
+}
+
 }  // namespace
 }  // namespace piecework
 
@@ -76,7 +86,7 @@ void piecework_embedding_int8(const Int8EmbeddingCall* call) {
         std::memset((void*)to, 0xff, size_t(c.inputs) * sizeof(T));
         return;
       }
-      const int8_t* row = c.weight + id * c.inputs;
+      const int8_t* row = c.laid ? laid_row(c.weight, id, c.inputs) : c.weight + id * c.inputs;
       const floats by = splat(c.scale[id]);
       each(c.inputs, [&](int64_t i, auto lanes) { store(to + i, load(row + i, lanes) * by, lanes); });
     });

@@ -29,6 +29,7 @@ struct Int8EmbeddingCall {
   void* out;             // [rows][inputs]
   int64_t rows, inputs, vocabulary;
   int64_t type;  // of out
+  int64_t laid;  // whether the weight is laid out in panels (laid_panel.h)
 };
 
 }  // namespace piecework

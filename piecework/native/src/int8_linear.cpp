@@ -7,6 +7,7 @@
 #include "rows.h"
 
 #if defined(PIECEWORK_PANELS)
+#include "laid_panel.h"
 #include "multiply.h"
 #else
 #include "float_dot.h"
@@ -30,20 +31,24 @@ using Packed = ByteWords::X;
 constexpr uint32_t SHIFT = ByteWords::SHIFT;
 int64_t packed_width(int64_t k) { return readable<ByteWords>(k); }
 
-// Calls finish(row, first column, columns, sums) for each row of x w^T, x being packed rows.
-template <typename Finish>
-void int8_products(const Packed* x, int64_t width, int64_t rows, const int8_t* weight, int64_t n, int64_t k,
-                   const Finish& finish) {
-  multiply(Product<ByteWords>{x, width, rows, weight, k, n, k}, finish);
+// Calls finish(row, first column, columns, sums) for each row of x w^T, x being packed rows; C: a call.
+template <typename C, typename Finish>
+void int8_products(const Packed* x, int64_t width, int64_t rows, const C& c, const Finish& finish) {
+  const int64_t n = c.outputs, k = c.inputs;
+  if (c.laid)
+    multiply(Product<LaidBytes, Laid<LaidBytes>>{x, width, rows, Laid<LaidBytes>(c.weight, k), n, k}, finish);
+  else
+    multiply(Product<ByteWords>{x, width, rows, c.weight, k, n, k}, finish);
 }
 
 // Whether rows of 16-bit floats are multiplied as integers: rounded to 16 bits, whose digits of base 256 are two rows
 // of int8. Their products are exact and take half the time of products of floats where reading weights is what counts.
 // Where the hardware multiplies bfloat16, that is as fast as two products of int8 if the rows share what widening costs.
 template <typename T>
-bool in_digits(int64_t rows) {
+bool in_digits(int64_t rows, bool laid) {
   if (std::is_same_v<T, float>) return false;
   if (std::is_same_v<T, f16> || sizeof(BrainWords::X) == sizeof(float)) return true;
+  if (laid) return 2 * rows <= STRAIGHT;
   return 2 * rows <= FEW || (rows > FEW && 2 * rows <= MOST_ROW_LANES);
 }
 
@@ -82,7 +87,7 @@ void linear_w8_in_digits(const W8Call& c, const float* bias) {
   for_rows(c.rows, k, [=](int64_t r) {
     digits[r] = digits_of_row((const T*)c.x + r * c.x_stride, k, width, packed + 2 * r * width);
   });
-  int8_products(packed, width, 2 * c.rows, c.weight, c.outputs, k,
+  int8_products(packed, width, 2 * c.rows, c,
                 [=](int64_t row, int64_t first, int64_t count, const int32_t* sums, int64_t apart) {
     if (row % 2 == 0) return;  // the low digits come next
     const Digits& by = digits[row / 2];
@@ -99,10 +104,15 @@ void linear_w8_in_digits(const W8Call& c, const float* bias) {
 
 template <typename T, typename Finish>
 void mixed_products(const W8Call& c, const Finish& finish) {
-  using P = MixedWords<std::conditional_t<std::is_same_v<T, bf16>, bf16, float>>;
+  using X = std::conditional_t<std::is_same_v<T, bf16>, bf16, float>;
+  using P = MixedWords<X>;
+  using L = LaidMixed<X>;
   int64_t stride = c.x_stride;
   const auto* x = rows_as<typename P::X>((const T*)c.x, c.rows, c.inputs, &stride);
-  multiply(Product<P>{x, stride, c.rows, c.weight, c.inputs, c.outputs, c.inputs}, finish);
+  if (c.laid)
+    multiply(Product<L, Laid<L>>{x, stride, c.rows, Laid<L>(c.weight, c.inputs), c.outputs, c.inputs}, finish);
+  else
+    multiply(Product<P>{x, stride, c.rows, c.weight, c.inputs, c.outputs, c.inputs}, finish);
 }
 
 #else
@@ -112,13 +122,12 @@ constexpr uint32_t SHIFT = 0;
 constexpr int64_t MANY_ROWS = 16;  // from which on it pays to lay weights out anew
 int64_t packed_width(int64_t k) { return (k + Int8Dot::STEP - 1) / Int8Dot::STEP * Int8Dot::STEP; }
 
-template <typename Finish>
-void int8_products(const Packed* x, int64_t width, int64_t rows, const int8_t* weight, int64_t n, int64_t k,
-                   const Finish& finish) {
+template <typename C, typename Finish>
+void int8_products(const Packed* x, int64_t width, int64_t rows, const C& c, const Finish& finish) {
 #if defined(PIECEWORK_INT8_PANELS)
-  if (rows >= MANY_ROWS) return panels(x, width, rows, weight, n, k, finish);
+  if (rows >= MANY_ROWS) return panels(x, width, rows, c.weight, c.outputs, c.inputs, finish);
 #endif
-  tiles<Int8Dot>(x, width, rows, weight, n, k, finish);
+  tiles<Int8Dot>(x, width, rows, c.weight, c.outputs, c.inputs, finish);
 }
 
 template <typename T, typename Finish>
@@ -148,7 +157,7 @@ void linear_w8a8(const W8A8Call& c, const float* bias) {
   });
   with_type(c.type, [=](auto t) {
     using T = decltype(t);
-    int8_products(packed, width, c.rows, c.weight, c.outputs, k, [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
+    int8_products(packed, width, c.rows, c, [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
       T* to = (T*)c.out + r * c.outputs + first;
       const floats by = splat(c.x_scale ? c.x_scale[r] : 1.f);
       each(count, [&](int64_t i, auto lanes) {
@@ -166,7 +175,7 @@ void linear_w8a8(const W8A8Call& c, const float* bias) {
 template <typename T>
 void linear_w8(const W8Call& c, const float* bias) {
 #if defined(PIECEWORK_PANELS)
-  if (in_digits<T>(c.rows)) return linear_w8_in_digits<T>(c, bias);
+  if (in_digits<T>(c.rows, c.laid)) return linear_w8_in_digits<T>(c, bias);
 #endif
   mixed_products<T>(c, [=](int64_t r, int64_t first, int64_t count, const float* sums) {
     T* to = (T*)c.out + r * c.outputs + first;

@@ -5,7 +5,7 @@
 
 namespace piecework {
 
-// All fields are 8 bytes, so that there are no gaps.
+// All fields are 8 bytes, so that there are no gaps. `laid`: the weight is laid out in panels (laid_panel.h).
 struct W8A8Call {
   const int8_t* x;
   const int8_t* weight;
@@ -15,7 +15,7 @@ struct W8A8Call {
   const void* bias;
   void* out;
   int64_t rows, outputs, inputs, x_stride;
-  int64_t type, bias_type;
+  int64_t type, bias_type, laid;
 };
 
 struct W8Call {
@@ -25,7 +25,7 @@ struct W8Call {
   const void* bias;
   void* out;
   int64_t rows, outputs, inputs, x_stride;
-  int64_t type, bias_type;
+  int64_t type, bias_type, laid;
 };
 
 }  // namespace piecework

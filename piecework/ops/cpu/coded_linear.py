@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from piecework.native import library, multiplies_coded
+from piecework.native import library, reads_panels
 from piecework.ops.coded_linear import coded_counts, coded_size, embedding_coded, linear_coded
 from piecework.ops.cpu.kernels import Kernel, address
 
@@ -35,7 +35,7 @@ def supports(x: Tensor, coded: Tensor, outputs: int, bias: Tensor | None = None)
         x.dtype == torch.bfloat16
         and (bias is None or bias.dtype == x.dtype)
         and coded.is_contiguous()
-        and multiplies_coded()
+        and reads_panels()
     )
 
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from piecework.native import library
+from piecework.native import library, reads_panels
 from piecework.native.types import TYPES
 from piecework.ops.cpu.kernels import FLOATS, Kernel, address, contiguous, row_stride, row_strided
 from piecework.ops.int8_linear import embedding_int8, linear_w8, linear_w8a8
+from piecework.ops.int8_panels import width_of
 
 _linear_w8a8 = Kernel(
     "linear_w8a8",
     "x weight scale x_scale quant_bias bias out",
-    "rows outputs inputs x_stride type bias_type",
+    "rows outputs inputs x_stride type bias_type laid",
 )
-_linear_w8 = Kernel("linear_w8", "x weight scale bias out", "rows outputs inputs x_stride type bias_type")
-_embedding_int8 = Kernel("embedding_int8", "ids weight scale out", "rows inputs vocabulary type")
+_linear_w8 = Kernel(
+    "linear_w8", "x weight scale bias out", "rows outputs inputs x_stride type bias_type laid"
+)
+_embedding_int8 = Kernel("embedding_int8", "ids weight scale out", "rows inputs vocabulary type laid")
 _MOST_CHANNELS = 1 << 17
 """From here on a sum of products may leave int32."""
+
+
+def _readable(weight: Tensor) -> bool:
+    return weight.dtype == torch.int8 and (weight.dim() == 2 or reads_panels())
 
 
 def _supports_w8a8(
@@ -31,10 +38,11 @@ def _supports_w8a8(
     dtype: torch.dtype,
 ) -> bool:
     return (
-        x.dtype == weight.dtype == torch.int8
+        x.dtype == torch.int8
+        and _readable(weight)
         and dtype in FLOATS
         and (bias is None or bias.dtype in FLOATS)
-        and weight.shape[1] < _MOST_CHANNELS
+        and x.shape[-1] < _MOST_CHANNELS
         and contiguous(x, weight, scale, x_scale, quant_bias, bias)
         and library() is not None
     )
@@ -51,7 +59,7 @@ def linear_w8a8_cpu(
     dtype: torch.dtype,
 ) -> Tensor:
     """See the reference. The product is exact; scales and bias are applied as each block of it is done."""
-    n, k = weight.shape
+    n, k = scale.shape[0], x.shape[-1]
     out = torch.empty((*x.shape[:-1], n), dtype=dtype)
     _linear_w8a8(
         x.data_ptr(),
@@ -67,13 +75,14 @@ def linear_w8a8_cpu(
         k,
         TYPES[dtype],
         0 if bias is None else TYPES[bias.dtype],
+        int(weight.dim() == 3),
     )
     return out
 
 
 def _supports_w8(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None = None) -> bool:
     return (
-        weight.dtype == torch.int8
+        _readable(weight)
         and (bias is None or bias.dtype in FLOATS)
         and contiguous(weight, scale, bias)
         and row_strided(x)
@@ -87,7 +96,7 @@ def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
     With AVX-512, 16-bit floats in few rows (docs/quantisation.md) are rounded to integers of 16 bits, whose
     product is exact: the largest of a row is 127 * 256.
     """
-    n, k = weight.shape
+    n, k = scale.shape[0], x.shape[-1]
     out = x.new_empty((*x.shape[:-1], n))
     _linear_w8(
         x.data_ptr(),
@@ -101,6 +110,7 @@ def linear_w8_cpu(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None 
         row_stride(x),
         TYPES[x.dtype],
         0 if bias is None else TYPES[bias.dtype],
+        int(weight.dim() == 3),
     )
     return out
 
@@ -109,7 +119,7 @@ def _supports_embedding(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch
     return (
         dtype in FLOATS
         and ids.dtype == torch.int64
-        and weight.dtype == torch.int8
+        and _readable(weight)
         and contiguous(ids, weight, scale)
         and library() is not None
     )
@@ -118,7 +128,7 @@ def _supports_embedding(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch
 @embedding_int8.implement("cpu", supports=_supports_embedding, inline=True)
 def embedding_int8_cpu(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     """See the reference. An id out of range, which is an error before, gives a row of NaN."""
-    vocabulary, inputs = weight.shape
+    vocabulary, inputs = scale.shape[0], width_of(weight)
     out = torch.empty((*ids.shape, inputs), dtype=dtype)
     _embedding_int8(
         ids.data_ptr(),
@@ -129,5 +139,6 @@ def embedding_int8_cpu(ids: Tensor, weight: Tensor, scale: Tensor, dtype: torch.
         inputs,
         vocabulary,
         TYPES[dtype],
+        int(weight.dim() == 3),
     )
     return out

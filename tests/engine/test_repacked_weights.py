@@ -1,4 +1,4 @@
-"""A model whose bfloat16 weights are coded gives what it gives without, bit for bit."""
+"""A model whose weights are laid out for the kernels gives what it gives without, bit for bit."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny import save_tiny
 
 from piecework import LLM
 from piecework.layers.coded import CodedEmbedding, CodedLinear
-from piecework.native import multiplies_coded
+from piecework.native import reads_panels
 
-pytestmark = pytest.mark.skipif(not multiplies_coded(), reason="no kernel here multiplies coded weights")
+pytestmark = pytest.mark.skipif(not reads_panels(), reason="no kernel here multiplies coded weights")
 PROMPTS = [[5, 17, 200, 31], [9] * 20, [1, 2, 3]]
 
 
 def run(folder: Path, **settings: Any) -> tuple[list[list[int]], list[Any], set[type]]:
     """Tokens, log-probabilities, and the kinds of layers that the model has."""
-    with LLM(str(folder), dtype="bfloat16", **settings) as llm:
+    with LLM(str(folder), **{"dtype": "bfloat16", **settings}) as llm:
         found = llm.generate(PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=5)
         kinds = {type(module) for module in llm.service.runner.programs.model.modules()}
     return [r.token_ids for r in found], [r.logprobs for r in found], kinds
@@ -32,6 +33,18 @@ def test_results_are_those_of_weights_as_they_are(tmp_path: Path, architecture: 
     plain_tokens, plain_logprobs, plain_kinds = run(folder, repack=False)
     assert not {CodedLinear, CodedEmbedding} & plain_kinds
     assert tokens == plain_tokens and logprobs == plain_logprobs and logprobs[0] is not None
+
+
+@pytest.mark.parametrize("scheme", ["w8a8-dynamic", "w8"])
+def test_int8_weights_are_laid_out_and_give_the_same(tmp_path: Path, scheme: str) -> None:
+    folder = save_tiny(tmp_path, "qwen3", tokenizer=True, hidden_size=128)
+    settings = {"quantization": scheme, "lm_head": scheme, "dtype": "float32"}
+    found, plain = (run(folder, **settings, repack=repack) for repack in (True, False))
+    assert found[:2] == plain[:2]
+    with LLM(str(folder), **settings) as llm:
+        model = llm.service.runner.programs.model
+        weights = [p for p in model.parameters() if p.dtype == torch.int8]
+    assert {w.dim() for w in weights} == {3} and len(weights) == 4 * 3 + 1
 
 
 @pytest.mark.parametrize(
