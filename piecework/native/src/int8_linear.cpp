@@ -30,6 +30,7 @@ const float* widened(const void* bias, int64_t type, int64_t n) {
 using Packed = ByteWords::X;
 constexpr uint32_t SHIFT = ByteWords::SHIFT;
 int64_t packed_width(int64_t k) { return readable<ByteWords>(k); }
+const Packed* as_packed(const int8_t* x) { return x; }
 
 // Calls finish(row, first column, columns, sums) for each row of x w^T, x being packed rows; C: a call.
 template <typename C, typename Finish>
@@ -121,6 +122,7 @@ using Packed = Int8Dot::Packed;
 constexpr uint32_t SHIFT = 0;
 constexpr int64_t MANY_ROWS = 16;  // from which on it pays to lay weights out anew
 int64_t packed_width(int64_t k) { return (k + Int8Dot::STEP - 1) / Int8Dot::STEP * Int8Dot::STEP; }
+const Packed* as_packed(const int8_t*) { return nullptr; }  // it is wider
 
 template <typename C, typename Finish>
 void int8_products(const Packed* x, int64_t width, int64_t rows, const C& c, const Finish& finish) {
@@ -139,29 +141,45 @@ void mixed_products(const W8Call& c, const Finish& finish) {
 
 #endif
 
+// Rows of x as they are multiplied, `width` apart, in the calling thread's memory.
+const Packed* packed_rows_of(const W8A8Call& c, int64_t width) {
+  Packed* packed = thread_memory<Packed, INPUTS>(c.rows * width);
+  for_rows(c.rows, c.inputs, [=](int64_t r) {
+    const int8_t* from = c.x + r * c.x_stride;
+    Packed* to = packed + r * width;
+    for (int64_t i = 0; i < c.inputs; ++i) to[i] = from[i];
+    for (int64_t i = c.inputs; i < width; ++i) to[i] = 0;
+  });
+  return packed;
+}
+
+uint32_t sum_of(const int8_t* from, int64_t size) {
+  uint32_t total = 0;
+  for (int64_t i = 0; i < size; ++i) total += uint32_t(from[i]);
+  return total;
+}
+
 // out [rows][n] = (x w^T + quant_bias) * scale * x_scale + bias; x int8 with rows `x_stride` apart.
 // x_scale [rows], quant_bias [n] and bias [n] may be null.
 void linear_w8a8(const W8A8Call& c, const float* bias) {
-  const int64_t k = c.inputs, width = packed_width(k);
-  Packed* packed = thread_memory<Packed, INPUTS>(c.rows * width);
+  const int64_t k = c.inputs;
+  int64_t stride = packed_width(k);
+  const Packed* x = stride == k ? as_packed(c.x) : nullptr;
+  if (x)
+    stride = c.x_stride;
+  else
+    x = packed_rows_of(c, stride);
   int32_t* shift = thread_memory<int32_t, SHIFTS>(c.rows);
-  for_rows(c.rows, k, [=](int64_t r) {
-    const int8_t* from = c.x + r * c.x_stride;
-    Packed* to = packed + r * width;
-    uint32_t total = 0;
-    for (int64_t i = 0; i < k; ++i) to[i] = from[i];
-    for (int64_t i = k; i < width; ++i) to[i] = 0;
-    if (SHIFT)
-      for (int64_t i = 0; i < k; ++i) total += uint32_t(from[i]);
-    shift[r] = int32_t(total * SHIFT);
-  });
+  if (SHIFT)
+    for_rows(c.rows, k / 8, [=](int64_t r) { shift[r] = int32_t(sum_of(c.x + r * c.x_stride, k) * SHIFT); });
   with_type(c.type, [=](auto t) {
     using T = decltype(t);
-    int8_products(packed, width, c.rows, c, [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
+    int8_products(x, stride, c.rows, c, [=](int64_t r, int64_t first, int64_t count, const int32_t* sums) {
       T* to = (T*)c.out + r * c.outputs + first;
       const floats by = splat(c.x_scale ? c.x_scale[r] : 1.f);
       each(count, [&](int64_t i, auto lanes) {
-        ints y = load_ints(sums + i, lanes) - shift[r];
+        ints y = load_ints(sums + i, lanes);
+        if (SHIFT) y -= shift[r];
         if (c.quant_bias) y += load_ints(c.quant_bias + first + i, lanes);
         floats z = __builtin_convertvector(y, floats) * load(c.scale + first + i, lanes) * by;
         if (bias) z += load(bias + first + i, lanes);
