@@ -30,8 +30,6 @@ struct FloatPack : FloatSums {
   static constexpr float POWER[] = {0x1.41d332p-13f, 0x1.5f456cp-10f, 0x1.3b2dbcp-7f, 0x1.c6aed4p-5f,
                                     0x1.ebfbdap-3f,  0x1.62e43p-1f,   1.0f};
 
-  static void store_weights(float* to, floats x) { store(to, x); }
-
   template <typename T>
   static Part part(const T* x) {
     return load(x);
@@ -61,11 +59,6 @@ struct BrainPack : BrainSums {
   static constexpr float POWER[] = {0x1.3997d2p-7f, 0x1.ca1442p-5f, 0x1.ec06dap-3f, 0x1.62e0dcp-1f, 0x1.ffffe8p-1f};
   static constexpr int16_t BY_TURNS[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
                                          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-
-  static void store_weights(bf16* to, floats x) {
-    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
-    std::memcpy(to, &y, sizeof y);
-  }
 
   static Part part(const bf16* x) { return load_raw<ints>(x); }
 

@@ -109,7 +109,7 @@ __attribute__((noinline)) void weigh(float* scores, typename P::X* weights, int 
   floats added = floats{};
   for (int i = 0; i < keys; i += LANES) {
     const floats x = power_of_two<P>(load(scores + i) * splat(scale) - splat(found));
-    P::store_weights(weights + i, x);
+    store(weights + i, x);
     added = added + x;
   }
   seen.total += added;
