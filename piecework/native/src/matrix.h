@@ -1,6 +1,7 @@
 // Small matrix products on rows in cache: the inner loops of attention.
 #pragma once
 
+#include "transpose.h"
 #include "words.h"
 
 namespace piecework {
