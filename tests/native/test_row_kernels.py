@@ -116,3 +116,15 @@ def test_other_calls_are_left_to_the_reference(name: str) -> None:
             a.double() if isinstance(a, torch.Tensor) and a.dim() == 1 and len(a) == 32 else a for a in rest
         ]
         assert not supports(x, *other)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_sums_are_rounded_as_torch_rounds_them(dtype: torch.dtype) -> None:
+    last = 2**-8 if dtype == torch.bfloat16 else 2**-11  # half of the last place of 1
+    x = torch.tensor([1.0, 1 + 2 * last, -1.0, 1.0, torch.finfo(dtype).max, 0.0, -0.0] * 3).to(dtype)
+    add = torch.tensor([last, last, -last, last * 1.5, torch.finfo(dtype).max, 0.0, -0.0] * 3).to(dtype)
+    generator = torch.Generator().manual_seed(3)
+    x = torch.cat((x, torch.randn(500, generator=generator).to(dtype)))[None]
+    add = torch.cat((add, torch.randn(500, generator=generator).to(dtype) * 0.01))[None]
+    run = ops.get("add_rms_norm").implementations["cpu"].run
+    assert torch.equal(run(x, add, torch.ones(x.shape[1], dtype=dtype), 1e-5)[1], x + add)

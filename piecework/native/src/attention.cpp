@@ -32,7 +32,7 @@ void cut(const AttentionCall& call, Plan& plan) {
   plan.splits.clear();
   plan.products = 0;
   const int group = int(call.heads / call.kv_heads), width = padded(int(call.head_dim));
-  const int step = std::max(1, ROWS / group), threads = omp_get_max_threads();
+  const int step = std::max(1, ROWS / group);
   int64_t floats = 0;
   for (int b = 0; b < call.sequences; ++b) {
     const int length = call.context_lengths[b];
@@ -46,16 +46,13 @@ void cut(const AttentionCall& call, Plan& plan) {
       const int most = rows <= FEW_ROWS ? FEW_CHUNK : MANY_CHUNK;
       const int parts = std::max(1, (end - begin + most - 1) / most);
       const int chunk = ((end - begin + parts - 1) / parts + 7) / 8 * 8;
-      // Where there are enough tiles without it, the heads of a page stay together: they lie side by side.
-      const bool together = parts >= threads || call.sequences >= threads;
-      const int heads = together && reads_as_they_lie(rows, int(call.head_dim)) ? int(call.kv_heads) : 1;
-      for (int head = 0; head < call.kv_heads; head += heads) {
+      for (int head = 0; head < call.kv_heads; ++head) {
         if (parts > 1) plan.splits.push_back({int32_t(plan.tiles.size()), parts});
         for (int i = 0; i < parts; ++i) {
           const int from = std::min(end, begin + i * chunk), to = std::min(end, from + chunk);
-          plan.tiles.push_back({b, head, heads, first, tokens, from, to, parts > 1 ? floats : -1});
-          if (parts > 1) floats += int64_t(heads) * rows * (width + 2);
-          plan.products += int64_t(to - from) * heads * rows * width;
+          plan.tiles.push_back({b, head, first, tokens, from, to, parts > 1 ? floats : -1});
+          if (parts > 1) floats += int64_t(rows) * (width + 2);
+          plan.products += int64_t(to - from) * rows * width;
         }
       }
     }
@@ -80,7 +77,7 @@ template <typename T>
 void join(const AttentionCall& call, const Plan& plan, const Split& split) {
   const AttentionTile& tile = plan.tiles[split.first];
   const int group = int(call.heads / call.kv_heads), width = padded(int(call.head_dim));
-  const int rows = tile.kv_heads * tile.tokens * group;
+  const int rows = tile.tokens * group;
   std::vector<float> shares(split.count);
   for (int r = 0; r < rows; ++r) {
     float top = NEVER, total = 0;
@@ -121,7 +118,9 @@ void attend(const AttentionCall& call) {
 #pragma omp for schedule(dynamic, 1)
     for (int64_t i = 0; i < tiles; ++i) {
       const AttentionTile& tile = plan.tiles[i];
-      attend_tile<T, C>(call, tile, tile.partial < 0 ? nullptr : &plan.partials[tile.partial], scratch);
+      const int64_t after = i + omp_get_num_threads();  // what this thread will most likely do next
+      attend_tile<T, C>(call, tile, after < tiles ? &plan.tiles[after] : nullptr,
+                        tile.partial < 0 ? nullptr : &plan.partials[tile.partial], scratch);
     }
 #pragma omp for schedule(static)
     for (int64_t i = 0; i < splits; ++i) join<T>(call, plan, plan.splits[i]);

@@ -28,11 +28,10 @@ struct AttentionCall {
   double scale;
 };
 
-// Some query rows of a sequence (tokens [first, first + tokens) of its `queries`, all heads of the groups of the heads
-// [kv_head, kv_head + kv_heads) of the cache) against its keys [begin, end). With `partial`, the result is not
-// finished: see attend_tile.
+// Some query rows of a sequence (tokens [first, first + tokens) of its `queries`, all heads of the group of the cache's
+// head kv_head) against its keys [begin, end). With `partial`, the result is not finished: see attend_tile.
 struct AttentionTile {
-  int32_t sequence, kv_head, kv_heads, first, tokens, begin, end;
+  int32_t sequence, kv_head, first, tokens, begin, end;
   int64_t partial;
 };
 

@@ -1,8 +1,8 @@
-// How a tile with many query rows lays out what it multiplies: as floats, or for bfloat16 as pairs that the hardware
-// multiplies exactly and adds up in float32.
+// What a tile multiplies: floats, or for bfloat16 pairs that the hardware multiplies exactly and adds up in float32.
 //
-// Keys are packed transposed, [channels / PER][KEYS] words, and values as [keys / PER][width] words: so one kind of
-// product does both, of queries with keys along channels and of weights with values along keys.
+// For many query rows keys are packed transposed, [channels / PER][KEYS] words, and values as [keys / PER][width]
+// words: so one kind of product does both, of queries with keys along channels and of weights with values along keys.
+// Few rows take both from where they lie, values of PER keys put side by side as they are read.
 #pragma once
 
 #include <algorithm>
@@ -30,7 +30,15 @@ struct FloatPack : FloatSums {
   static constexpr float POWER[] = {0x1.41d332p-13f, 0x1.5f456cp-10f, 0x1.3b2dbcp-7f, 0x1.c6aed4p-5f,
                                     0x1.ebfbdap-3f,  0x1.62e43p-1f,   1.0f};
 
-  static void store_weights(float* to, floats x) { store(to, x); }
+  template <typename T>
+  static Part part(const T* x) {
+    return load(x);
+  }
+
+  template <typename T>
+  static Part side_by_side(const T* const* rows, int column) {
+    return load(rows[0] + column);
+  }
 
   template <typename T>
   static ints words(const T* x, int word, int dim) {
@@ -49,10 +57,15 @@ struct BrainPack : BrainSums {
   static constexpr int PER = 2;
   // As in FloatPack, with an error of 3e-6: weights are rounded to bfloat16.
   static constexpr float POWER[] = {0x1.3997d2p-7f, 0x1.ca1442p-5f, 0x1.ec06dap-3f, 0x1.62e0dcp-1f, 0x1.ffffe8p-1f};
+  static constexpr int16_t BY_TURNS[] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                         8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
 
-  static void store_weights(bf16* to, floats x) {
-    const __m256bh y = _mm512_cvtneps_pbh((__m512)x);
-    std::memcpy(to, &y, sizeof y);
+  static Part part(const bf16* x) { return load_raw<ints>(x); }
+
+  static Part side_by_side(const bf16* const* rows, int column) {
+    const __m512i first = _mm512_castsi256_si512(load_raw<__m256i>(rows[0] + column));
+    const __m512i both = _mm512_inserti64x4(first, load_raw<__m256i>(rows[1] + column), 1);
+    return (ints)_mm512_permutexvar_epi16(load_raw<__m512i>(BY_TURNS), both);
   }
 
   static ints words(const bf16* x, int word, int dim) {
@@ -84,6 +97,24 @@ struct PackFor<bf16, bf16> {
 
 template <typename T, typename C>
 using PackOf = typename PackFor<T, C>::Kind;
+
+// What `product` multiplies with: words that were packed, or values as they lie.
+template <typename P>
+struct Packed : P {
+  static constexpr int ROWS = 1;
+  static typename P::Part read(const typename P::Word* const* rows, int column) {
+    return load_raw<typename P::Part>(rows[0] + column);
+  }
+};
+
+template <typename P>
+struct AsTheyLie : P {
+  static constexpr int ROWS = P::PER;
+  template <typename T>
+  static typename P::Part read(const T* const* rows, int column) {
+    return P::side_by_side(rows, column);
+  }
+};
 
 // Words of a row of `width` channels, a multiple of LANES, in whole vectors.
 template <typename P>

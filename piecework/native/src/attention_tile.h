@@ -18,8 +18,11 @@ namespace piecework {
 constexpr int FEW_ROWS = 8;  // up to so many read keys and values as they lie
 constexpr float NEVER = -std::numeric_limits<float>::infinity();
 
-// Whether keys and values are read where they are: for few rows of a head, of whole vectors.
-inline bool reads_as_they_lie(int rows, int dim) { return rows <= FEW_ROWS && dim == padded(dim); }
+// Whether keys and values are read where they are: for few rows, of whole vectors of words.
+template <typename P>
+inline bool reads_as_they_lie(int rows, int dim) {
+  return rows <= FEW_ROWS && dim % (LANES * P::PER) == 0;
+}
 
 // What a row has seen so far: its highest score times log2(e), and its weights' sum, to be added across.
 struct Seen {
@@ -32,35 +35,27 @@ struct Seen {
 template <typename P>
 struct AttentionScratch {
   static constexpr bool FLOATS = std::is_same_v<typename P::X, float>;
-  std::vector<float> q, scores, sums, key_scales, value_scales;
-  std::vector<typename P::X> packed_q, packed_weights;
+  std::vector<float> scores, sums, key_scales, value_scales;
+  std::vector<typename P::X> q, packed_weights;
   std::vector<typename P::Word> keys, values;
   std::vector<const typename P::Word*> key_rows, value_rows;
   std::vector<Seen> seen;
 
-  void fit(int rows, int heads, int width) {
+  void fit(int rows, int width) {
     const int words = words_of<P>(width);
-    grow(q, rows * width);
+    grow(q, rows * words * P::PER);
     grow(scores, rows * KEYS);
     grow(sums, rows * width);
-    if (!FLOATS) grow(packed_q, rows * words * P::PER);
     if (!FLOATS) grow(packed_weights, rows * KEYS);
     grow(keys, words * KEYS);
     grow(values, KEYS / P::PER * width);
     grow(seen, rows);
-    grow(key_scales, heads * KEYS);
-    grow(value_scales, heads * KEYS);
+    grow(key_scales, KEYS);
+    grow(value_scales, KEYS);
     key_rows.resize(words);
     for (int i = 0; i < words; ++i) key_rows[i] = &keys[i * KEYS];
     value_rows.resize(KEYS / P::PER);
     for (int i = 0; i < KEYS / P::PER; ++i) value_rows[i] = &values[i * width];
-  }
-
-  typename P::X* queries() {
-    if constexpr (FLOATS)
-      return q.data();
-    else
-      return packed_q.data();
   }
 
   typename P::X* weights() {
@@ -114,7 +109,7 @@ __attribute__((noinline)) void weigh(float* scores, typename P::X* weights, int 
   floats added = floats{};
   for (int i = 0; i < keys; i += LANES) {
     const floats x = power_of_two<P>(load(scores + i) * splat(scale) - splat(found));
-    P::store_weights(weights + i, x);
+    store(weights + i, x);
     added = added + x;
   }
   seen.total += added;
@@ -130,13 +125,13 @@ inline void lay_row(const T* q, int dim, X* to, int width) {
   std::fill(to + dim, to + width, X{});
 }
 
-// The rows of a tile: one head of the cache after the other, of each its tokens, of each its group of queries' heads.
+// Where row r of a tile, of each of its tokens the group of queries' heads, begins in a tensor of queries or results.
 struct TileRow {
   int64_t row, head;
   TileRow(const AttentionCall& call, const AttentionTile& tile, int r) {
-    const int group = int(call.heads / call.kv_heads), of_head = tile.tokens * group;
-    row = call.query_starts[tile.sequence] + tile.first + r % of_head / group;
-    head = (tile.kv_head + r / of_head) * group + r % group;
+    const int group = int(call.heads / call.kv_heads);
+    row = call.query_starts[tile.sequence] + tile.first + r / group;
+    head = tile.kv_head * group + r % group;
   }
 };
 
@@ -147,104 +142,109 @@ inline T* output_row(const AttentionCall& call, const AttentionTile& tile, int r
   return static_cast<T*>(call.out) + at.row * call.out_stride + at.head * call.head_dim;
 }
 
-// Where a cache of type C has the keys and values of a tile's sequence.
+// The keys and values that a tile takes at once, in a cache of type C.
 template <typename C>
-struct TileCache {
-  const AttentionCall& call;
-  const AttentionTile& tile;
-  const int32_t* pages = call.page_table + tile.sequence * call.table_stride;
+struct TileBlock {
+  const C* keys[KEYS];
+  const C* values[KEYS];
+  int64_t rows[KEYS];  // of the cache
 
-  int64_t row(int key, int head) const {
-    return (pages[key / call.page_size] * call.kv_heads + tile.kv_head + head) * call.page_size + key % call.page_size;
-  }
-  const C* keys(int64_t row) const { return static_cast<const C*>(call.k_cache) + row * call.head_dim; }
-  const C* values(int64_t row) const { return static_cast<const C*>(call.v_cache) + row * call.head_dim; }
-
-  // f(first, count, head, row) for the keys of [begin, begin + keys) in each page, in the order of memory: a page has
-  // them head by head, and a processor reads ahead only where it sees that nothing is left out.
-  template <typename F>
-  void each_run(int begin, int keys, F f) const {
-    for (int i = 0, count; i < keys; i += count) {
-      count = std::min(keys - i, int(call.page_size - (begin + i) % call.page_size));
-      for (int h = 0; h < tile.kv_heads; ++h) f(i, count, h, row(begin + i, h));
+  // Those of the keys [begin, begin + count), and the last one again up to a multiple of four.
+  void find(const AttentionCall& call, const AttentionTile& tile, int begin, int count) {
+    const int size = int(call.page_size);
+    const int32_t* page = call.page_table + tile.sequence * call.table_stride + begin / size;
+    int i = 0;
+    for (int offset = begin % size; i < count; offset = 0, ++page) {
+      int64_t row = (*page * call.kv_heads + tile.kv_head) * size + offset;
+      for (const int end = std::min(count, i + size - offset); i < end; ++i, ++row) {
+        rows[i] = row;
+        keys[i] = static_cast<const C*>(call.k_cache) + row * call.head_dim;
+        values[i] = static_cast<const C*>(call.v_cache) + row * call.head_dim;
+      }
     }
+    for (; i % 4; ++i) keys[i] = keys[i - 1], values[i] = values[i - 1];
   }
 };
+
+// Ask for rows that are read soon: a processor reads ahead in one page at most. Always inlined, here and below: GCC
+// leaves out calls of functions that do nothing else.
+template <typename C>
+PIECEWORK_INLINED inline void fetch(const C* const* rows, int count, int dim) {
+  for (int i = 0; i < count; ++i)
+    for (int d = 0; d < dim; d += 64 / int(sizeof(C))) __builtin_prefetch(rows[i] + d, 0, 2);
+}
+
+// The same for the keys of a block of a tile from `begin` on.
+template <typename C>
+PIECEWORK_INLINED inline void fetch_keys(const AttentionCall& call, const AttentionTile& tile, int begin) {
+  TileBlock<C> block;
+  block.find(call, tile, begin, std::min(KEYS, tile.end - begin));
+  fetch(block.keys, std::min(KEYS, tile.end - begin), int(call.head_dim));
+}
 
 // Do a tile, of a cache of type C: where that is int8, a key's scale is a factor of its scores, and a value's of its
 // weights, so that neither is multiplied channel by channel. A partial one leaves, at `partial`, for each row its
 // maximum and its sum, and after all of those the unnormalised rows [rows][width]; any other writes its rows of `out`.
+// `next`, which may be null, is what this thread does then.
 template <typename T, typename C>
-void attend_tile(const AttentionCall& call, const AttentionTile& tile, float* partial,
+void attend_tile(const AttentionCall& call, const AttentionTile& tile, const AttentionTile* next, float* partial,
                  AttentionScratch<PackOf<T, C>>& s) {
   using P = PackOf<T, C>;
   const int dim = int(call.head_dim), width = padded(dim), group = int(call.heads / call.kv_heads);
-  const int of_head = tile.tokens * group, rows = tile.kv_heads * of_head;
+  const int rows = tile.tokens * group;
   const int length = call.context_lengths[tile.sequence];
   const int queries = call.query_starts[tile.sequence + 1] - call.query_starts[tile.sequence];
   const int position = length - queries + tile.first;  // of the tile's first token
-  const TileCache<C> cache{call, tile};
-  const bool as_they_lie = reads_as_they_lie(of_head, dim);
+  const bool as_they_lie = reads_as_they_lie<P>(rows, dim);
   const auto of_words = [](int n) { return (n + P::PER - 1) / P::PER; };
   const int q_width = words_of<P>(width) * P::PER;
-  s.fit(rows, tile.kv_heads, width);
+  s.fit(rows, width);
   for (int r = 0; r < rows; ++r) {
     const TileRow at(call, tile, r);
-    const T* q = static_cast<const T*>(call.q) + at.row * call.q_stride + at.head * dim;
-    if (as_they_lie)
-      lay_row(q, dim, &s.q[r * width], width);
-    else
-      lay_row(q, dim, s.queries() + r * q_width, q_width);
+    lay_row(static_cast<const T*>(call.q) + at.row * call.q_stride + at.head * dim, dim, &s.q[r * q_width], q_width);
     s.seen[r] = {NEVER, floats{}};
   }
   std::fill_n(s.sums.begin(), rows * width, 0.0f);
   const float scale = float(call.scale * 1.4426950408889634);  // log2(e): powers of two are cheaper than those of e
   constexpr bool scaled = std::is_same_v<C, int8_t>;
-  const C* k_rows[KEYS];
-  const C* v_rows[KEYS];
+  TileBlock<C> block;
   for (int begin = tile.begin; begin < tile.end; begin += KEYS) {
     const int keys = std::min(KEYS, tile.end - begin);
-    cache.each_run(begin, keys, [&](int first, int count, int h, int64_t row) {
-      for (int i = 0; i < count; ++i) k_rows[first + i] = cache.keys(row + i);
-      if (as_they_lie)
-        dots(&s.q[h * of_head * width], width, k_rows + first, of_head, count, dim,
-             &s.scores[h * of_head * KEYS + first], KEYS);
-      else
-        for (int i = 0; i < count; ++i) v_rows[first + i] = cache.values(row + i);
-      if constexpr (scaled)
-        for (int i = 0; i < count; ++i) {
-          s.key_scales[h * KEYS + first + i] = to_float(static_cast<const bf16*>(call.k_scales)[row + i]);
-          s.value_scales[h * KEYS + first + i] = to_float(static_cast<const bf16*>(call.v_scales)[row + i]);
-        }
-    });
-    if (!as_they_lie) {
-      pack_keys<P>(k_rows, keys, dim, width, s.keys.data());
-      pack_values<P>(v_rows, keys, dim, width, s.values.data());
-      product<P>(s.queries(), q_width, s.key_rows.data(), rows, padded(keys), of_words(dim), s.scores.data(), KEYS,
-                 false);
+    block.find(call, tile, begin, keys);
+    if constexpr (scaled)
+      for (int i = 0; i < keys; ++i) {
+        s.key_scales[i] = to_float(static_cast<const bf16*>(call.k_scales)[block.rows[i]]);
+        s.value_scales[i] = to_float(static_cast<const bf16*>(call.v_scales)[block.rows[i]]);
+      }
+    if (as_they_lie) {
+      fetch(block.values, keys, dim);
+      dots<P>(s.q.data(), q_width, block.keys, rows, keys, dim, s.scores.data(), KEYS);
+    } else {
+      pack_keys<P>(block.keys, keys, dim, width, s.keys.data());
+      pack_values<P>(block.values, keys, dim, width, s.values.data());
+      product<Packed<P>>(s.q.data(), q_width, s.key_rows.data(), rows, padded(keys), of_words(dim), s.scores.data(),
+                         KEYS, false);
     }
     for (int r = 0; r < rows; ++r) {
-      const int last = position + r % of_head / group;  // the last key that this row sees
+      const int last = position + r / group;  // the last key that this row sees
       const int high = std::clamp(last + 1 - begin, 0, keys);
       const int64_t oldest = call.window > 0 ? last - call.window + 1 : 0;
       const int low = int(std::clamp<int64_t>(oldest - begin, 0, keys));
-      if constexpr (scaled) scale_row(&s.scores[r * KEYS], &s.key_scales[r / of_head * KEYS], keys);
-      float *scores = &s.scores[r * KEYS], *sums = &s.sums[r * width];
-      if (as_they_lie)
-        weigh<FloatPack>(scores, scores, low, high, keys, scale, s.seen[r], sums, width);
-      else
-        weigh<P>(scores, s.weights() + r * KEYS, low, high, keys, scale, s.seen[r], sums, width);
-      if constexpr (scaled) scale_row(&s.scores[r * KEYS], &s.value_scales[r / of_head * KEYS], keys);
+      float* scores = &s.scores[r * KEYS];
+      if constexpr (scaled) scale_row(scores, s.key_scales.data(), keys);
+      weigh<P>(scores, s.weights() + r * KEYS, low, high, keys, scale, s.seen[r], &s.sums[r * width], width);
+      if constexpr (scaled) scale_row(scores, s.value_scales.data(), keys);
     }
-    if (!as_they_lie) {
-      product<P>(s.weights(), KEYS, s.value_rows.data(), rows, width, of_words(keys), s.sums.data(), width, true);
-      continue;
+    if (as_they_lie) {
+      if (begin + KEYS < tile.end)
+        fetch_keys<C>(call, tile, begin + KEYS);
+      else if (next)
+        fetch_keys<C>(call, *next, next->begin);
+      product<AsTheyLie<P>>(s.weights(), KEYS, block.values, rows, width, of_words(keys), s.sums.data(), width, true);
+    } else {
+      product<Packed<P>>(s.weights(), KEYS, s.value_rows.data(), rows, width, of_words(keys), s.sums.data(), width,
+                         true);
     }
-    cache.each_run(begin, keys, [&](int first, int count, int h, int64_t row) {
-      for (int i = 0; i < count; ++i) v_rows[i] = cache.values(row + i);
-      product<FloatSums>(&s.scores[h * of_head * KEYS + first], KEYS, v_rows, of_head, width, count,
-              &s.sums[h * of_head * width], width, true);
-    });
   }
   if (partial) {
     for (int r = 0; r < rows; ++r) {

@@ -47,15 +47,17 @@ inline V load_raw(const void* from) {
 inline floats load(const float* from) { return load_raw<floats>(from); }
 
 // GCC 12 makes each widening of __builtin_convertvector into several steps.
-inline floats load(const bf16* from) {
+inline floats widened(shorts bits) {
 #if defined(PIECEWORK_AVX512)
-  return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_raw<__m256i>(from)), 16);
+  return (floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)bits), 16);
 #elif defined(PIECEWORK_AVX2)
-  return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_raw<__m128i>(from)), 16);
+  return (floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
 #else
-  return (floats)(__builtin_convertvector(load_raw<shorts>(from), uints) << 16);
+  return (floats)(__builtin_convertvector(bits, uints) << 16);
 #endif
 }
+
+inline floats load(const bf16* from) { return widened(load_raw<shorts>(from)); }
 
 inline floats load(const int8_t* from) {
 #if defined(PIECEWORK_AVX512)
@@ -81,8 +83,8 @@ inline floats load(const f16* from) {
 
 inline void store(float* to, floats x) { std::memcpy(to, &x, sizeof x); }
 
-// As bits of bfloat16 in the upper half: nearest, halves to even, NaN stays NaN. The lower half is left over.
-inline uints bf16_bits(floats x) {
+// With bits of bfloat16 in the upper half; the lower half is left over.
+inline uints rounded_bits(floats x) {
   const uints bits = (uints)x;
   const uints rounded = bits + 0x7fff + ((bits >> 16) & 1);
   return (uints)(x == x ? (floats)rounded : (floats)(bits | 0x400000));
@@ -100,7 +102,14 @@ inline shorts upper_halves(uints bits) {
 #endif
 }
 
-inline shorts to_bf16(floats x) { return upper_halves(bf16_bits(x)); }
+// Nearest, halves to even, NaN stays NaN. The hardware takes numbers below 2^-126 for zero.
+inline shorts to_bf16(floats x) {
+#if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
+  return (shorts)_mm512_cvtneps_pbh((__m512)x);
+#else
+  return upper_halves(rounded_bits(x));
+#endif
+}
 
 inline void store(bf16* to, floats x) {
   const shorts y = to_bf16(x);
@@ -134,7 +143,11 @@ inline floats rounded<float>(floats x) {
 
 template <>
 inline floats rounded<bf16>(floats x) {
-  return (floats)(bf16_bits(x) & 0xffff0000);
+#if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
+  return widened(to_bf16(x));
+#else
+  return (floats)(rounded_bits(x) & 0xffff0000);
+#endif
 }
 
 #if defined(PIECEWORK_AVX512)

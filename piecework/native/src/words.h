@@ -25,10 +25,6 @@ struct FloatSums {
   using Part = floats;
   static constexpr bool PADDED = false;
   static Part spread(const float* x, int part) { return splat(x[part]); }
-  template <typename T>
-  static Part read(const T* w) {
-    return load(w);
-  }
   static Sum add(Sum sum, Part w, Part x) { return sum + w * x; }
 };
 
@@ -40,7 +36,6 @@ struct BrainSums {
   using Part = ints;
   static constexpr bool PADDED = false;
   static Part spread(const bf16* x, int part) { return spread_word(x + 2 * part); }
-  static Part read(const int32_t* w) { return load_raw<ints>(w); }
   static Sum add(Sum sum, Part w, Part x) {
     return (floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)w, (__m512bh)x);
   }
