@@ -121,7 +121,11 @@ void finish(const BlockLinearCall& call, const float* y, int64_t row, int rows, 
   T kept[LANES];
   for (int m = 0; m < rows; ++m) {
     if (m % AT_ONCE == 0) store(kept, load(y + m * GROUP) + load(bias));
-    std::memcpy(out + m * call.out_stride, kept + m % AT_ONCE * GROUP, size_t(columns) * sizeof(T));
+    const T* from = kept + m % AT_ONCE * GROUP;
+    if (columns == GROUP)  // a copy of a size that is known is one instruction
+      std::memcpy(out + m * call.out_stride, from, GROUP * sizeof(T));
+    else
+      std::copy_n(from, columns, out + m * call.out_stride);
   }
 }
 
