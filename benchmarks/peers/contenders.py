@@ -95,7 +95,18 @@ PRECISIONS: dict[str, Sequence[Contender]] = {
         Contender(
             "piecework", "w8a8-dynamic", "float", {"dtype": "bfloat16", "quantization": "w8a8-dynamic"}
         ),
-        Contender("piecework", "w8", "float", {"dtype": "bfloat16", "quantization": "w8"}),
+        Contender(
+            "piecework",
+            "w8a8-dynamic, the head too",
+            "float",
+            {"dtype": "bfloat16", "quantization": "w8a8-dynamic", "lm_head": "w8a8-dynamic"},
+        ),
+        Contender(
+            "piecework",
+            "w8, the head too",
+            "float",
+            {"dtype": "bfloat16", "quantization": "w8", "lm_head": "w8"},
+        ),
         Contender("piecework", "Q8_0", "q8_0.gguf", {"quantization": "gguf"}),
         Contender("llama", "Q8_0", "q8_0.gguf"),
         Contender("openvino", "int8", "ir-int8"),

@@ -29,7 +29,7 @@ class LoadConfig:
     dtype: str = setting(
         "auto",
         "the run's precision; auto is the device's choice: on a CPU bfloat16, but float32 for weights in "
-        "float32 or in blocks",
+        "float32, or in blocks unless the CPU multiplies bfloat16",
         choices=DTYPES,
     )
     load_format: str = setting("auto", "dummy makes seeded random weights", choices=LOAD_FORMATS)

@@ -32,13 +32,14 @@ class CpuDevice(Device):
     def default_dtype(self, stored: str | None = None) -> torch.dtype:
         """bfloat16, of which a decode step reads half the bytes, where it is fast.
 
-        But float32 for weights that are float32, and beside blocks: little is left to read then, and the
-        rounding to bfloat16 would add to that of the inputs to 8 bits.
+        But float32 for weights that are float32, and beside blocks where kernels don't multiply bfloat16:
+        little is left to read then, and the rounding adds to that of the inputs to 8 bits.
         """
+        kernels = library() is not None
         fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-        if stored in ("float32", "blocks") or not (fast or library() is not None):
-            return torch.float32
-        return torch.bfloat16
+        if stored == "blocks":
+            fast = kernels = kernels and isa() == "avx512_bf16"
+        return torch.bfloat16 if stored != "float32" and (fast or kernels) else torch.float32
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Any float type runs; 16-bit ones are emulated where the CPU lacks them."""

@@ -42,23 +42,26 @@ def test_the_cpu_captures_nothing():
 @pytest.mark.parametrize(
     ("stored", "kernels", "dtype"),
     [
-        ("bfloat16", True, torch.bfloat16),
-        ("float16", True, torch.bfloat16),
-        (None, True, torch.bfloat16),
-        ("float32", True, torch.float32),
-        ("blocks", True, torch.float32),
-        ("bfloat16", False, torch.float32),
+        ("bfloat16", "avx2", torch.bfloat16),
+        ("float16", "avx2", torch.bfloat16),
+        (None, "avx2", torch.bfloat16),
+        ("float32", "avx512_bf16", torch.float32),
+        ("blocks", "avx2", torch.float32),
+        ("blocks", "avx512", torch.float32),
+        ("blocks", "avx512_bf16", torch.bfloat16),
+        ("bfloat16", None, torch.float32),
     ],
 )
 def test_the_precision_that_auto_means_on_the_cpu(
-    stored: str | None, kernels: bool, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    stored: str | None, kernels: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("piecework.devices.cpu.library", lambda: object() if kernels else None)
+    monkeypatch.setattr("piecework.devices.cpu.isa", lambda: kernels)
     for feature in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
         monkeypatch.setattr(torch.cpu, feature, lambda: False)
     cpu = make_device("cpu")
     assert cpu.default_dtype(stored) == dtype
-    assert cpu.keeps_blocks() == kernels
+    assert cpu.keeps_blocks() == (kernels is not None)
 
 
 def test_cuda_overrides_what_a_device_that_captures_needs():

@@ -20,7 +20,7 @@ from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinea
 from piecework.layers.linear import Linear
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
-from piecework.native import library
+from piecework.native import isa, library
 from piecework.ops.block_kinds import KINDS, OF_SIZE
 from piecework.ops.block_packing import kind_of
 from piecework.profile import Profile
@@ -195,7 +195,7 @@ UNCAPTURED = {"decode_graph": "eager", "prefill_graph": "eager"}
 @pytest.mark.parametrize(
     ("kinds", "settings", "in_blocks", "dtype"),
     [
-        ({"": "Q4_1"}, {}, True, "float32"),
+        ({"": "Q4_1"}, {}, True, "bfloat16" if isa() == "avx512_bf16" else "float32"),
         ({"": "Q4_1"}, {"dtype": "bfloat16"}, True, "bfloat16"),
         ({"": "Q4_1"}, {"dtype": "float32"}, False, "float32"),
         ({"": "Q4_1"}, {"dtype": "float32", "quantization": "gguf"}, True, "float32"),
