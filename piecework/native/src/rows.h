@@ -10,7 +10,7 @@
 namespace piecework {
 
 // Below this many elements waking a thread takes longer than the work.
-constexpr int64_t PARALLEL_ELEMENTS = 1 << 17;
+constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
 // Not inlined, so that the work of a kernel is compiled once and not for each place that starts it.
 template <typename F>
