@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 ROWS, CHANNELS, _FOUR = 16, 64, 4
+_STEP = 8  # panels that are laid out at a time: only they are in memory a third time
 
 
 def laid_shape(rows: int, inputs: int) -> tuple[int, int, int]:
@@ -20,10 +21,14 @@ def laid_shape(rows: int, inputs: int) -> tuple[int, int, int]:
 def lay_out(weight: Tensor) -> Tensor:
     """int8 [N, K] -> [P, B, 1024]."""
     rows, inputs = weight.shape
-    panels, blocks, _ = shape = laid_shape(rows, inputs)
-    whole = F.pad(weight, (0, -inputs % CHANNELS, 0, -rows % ROWS))
-    fours = whole.view(panels, ROWS, blocks, CHANNELS // _FOUR, _FOUR).permute(0, 2, 3, 1, 4)
-    return fours.contiguous().view(shape).bitwise_xor_(-128)
+    laid = weight.new_empty(laid_shape(rows, inputs))
+    for first in range(0, len(laid), _STEP):
+        part = laid[first : first + _STEP]
+        some = weight[first * ROWS : (first + _STEP) * ROWS]
+        whole = F.pad(some, (0, -inputs % CHANNELS, 0, -len(some) % ROWS))
+        fours = whole.view(len(part), ROWS, -1, CHANNELS // _FOUR, _FOUR).permute(0, 2, 3, 1, 4)
+        part.view(fours.shape).copy_(fours)
+    return laid.bitwise_xor_(-128)
 
 
 def rows_of(weight: Tensor, rows: int, inputs: int) -> Tensor:

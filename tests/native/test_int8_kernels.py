@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import DTYPES, compare
+from rss import run_measured
 
 from piecework import ops
 from piecework.native import library, reads_panels
@@ -113,6 +114,22 @@ def test_weights_in_panels_give_what_rows_of_them_give(rows: int, k: int, n: int
     assert w8a8.resolve(("cpu", "reference"), *given[0]).name == ("cpu" if reads_panels() else "reference")
     found, wanted = (torch.ops.piecework.linear_w8a8(*args) for args in given)
     assert torch.equal(found, wanted if reads_panels() else w8a8.reference(*given[1]))
+
+
+def test_laying_out_takes_no_third_copy() -> None:
+    """64 MiB of weights, which are there before: their panels, and a few of them once more."""
+    peak = run_measured(
+        "import torch\nfrom piecework.ops.int8_panels import lay_out, rows_of\n"
+        "lay_out(torch.ones(3000, 70, dtype=torch.int8))\nweight = torch.ones(16387, 4096, dtype=torch.int8)",
+        "laid = lay_out(weight)\nassert len(laid) == 1025",
+    )
+    assert 60 * 2**20 < peak < 100 * 2**20
+
+
+@pytest.mark.parametrize(("rows", "k"), [(1024, 64), (1025, 65), (2100, 130)])
+def test_laying_out_in_several_steps(rows: int, k: int) -> None:
+    weight = _int8(rows, k)
+    assert torch.equal(rows_of(lay_out(weight), rows, k), weight)
 
 
 @pytest.mark.parametrize("rows", [1, 9, 16, 33, 64, 65, 200])
