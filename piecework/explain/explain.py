@@ -10,7 +10,7 @@ from piecework.devices.injected import read_faults
 from piecework.errors import ConfigError
 from piecework.explain.available import compilers, devices, passes
 from piecework.explain.breakeven import break_even
-from piecework.explain.outline import open_outline, outline, repack_outline
+from piecework.explain.outline import open_outline, outline
 from piecework.explain.programs import describe_program
 from piecework.explain.report import CaptureReport, Report
 from piecework.explain.weights import describe_weights
@@ -57,10 +57,9 @@ def explain(config: EngineConfig) -> Report:
         dtype=dtype,
         device=device.torch_device,
         max_positions=limit,
+        repacked=recipe.repacks,
     )
     checkpoint.close()
-    if recipe.repacks:
-        repack_outline(model)
     device.prepare_weights(model)
     folder = piece_folder(config)
     programs = make_programs(model, recipe, config, device, Profile(), folder, limit, stored=False)

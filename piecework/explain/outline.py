@@ -48,8 +48,11 @@ def outline(
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
+    repacked: bool = False,
 ) -> CausalLM:
-    """Build the model of `config` with uninitialised weights, int8 where the settings make them so.
+    """Build the model of `config` with uninitialised weights, in the forms that loading gives them.
+
+    They are int8 where the settings make them so; `repacked` is as in `load_model`.
 
     Raises:
         ModelError, ConfigError: as when the weights are loaded.
@@ -57,16 +60,19 @@ def outline(
     reader = choose_reader(checkpoint, quantization, lm_head)
     if isinstance(reader, GgufCheckpoint):
         # What its blocks become depends on them, so they are read.
-        return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
+        return load_in_blocks(
+            config, reader, dtype=dtype, device=device, max_positions=max_positions, repacked=repacked
+        )
     model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-    if reader is None:
-        return model
-    for target in int8_targets(model, checkpoint, reader):
-        model.set_submodule(target.name, _empty(target, dtype).eval())
+    if reader is not None:
+        for target in int8_targets(model, checkpoint, reader):
+            model.set_submodule(target.name, _empty(target, dtype).eval())
+    if repacked:
+        _repack(model)
     return model
 
 
-def repack_outline(model: CausalLM) -> None:
+def _repack(model: CausalLM) -> None:
     """Give uninitialised weights the form in which they are laid out when they are loaded."""
     for name, module in list(model.named_modules()):
         if isinstance(module, Int8Linear | Int8Embedding):

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from piecework.layers.embedding import Embedding
 from piecework.layers.linear import Linear
+from piecework.ops.coded_linear import coded_size
 from piecework.ops.cpu.coded_linear import code
 
 log = logging.getLogger("piecework.load")
@@ -75,10 +76,14 @@ class CodedEmbedding(nn.Module):
 
 
 def matrix_to_code(module: nn.Module) -> nn.Parameter | None:
-    """Return the bfloat16 matrix of a layer for which there is a coded one."""
-    if isinstance(module, Linear | Embedding) and module.weight.dtype == torch.bfloat16:
-        return module.weight
-    return None
+    """Return the bfloat16 matrix of a layer for which there is a coded one, and a smaller one.
+
+    Blocks are whole: a matrix of a few rows, or of a few channels, would grow.
+    """
+    if not isinstance(module, Linear | Embedding) or module.weight.dtype != torch.bfloat16:
+        return None
+    weight = module.weight
+    return weight if coded_size(*weight.shape) < weight.nbytes else None
 
 
 def code_layer(model: nn.Module, name: str, code: Callable[[Tensor], Tensor | None] = code) -> None:
@@ -98,3 +103,14 @@ def code_layer(model: nn.Module, name: str, code: Callable[[Tensor], Tensor | No
     if isinstance(module, Linear):
         made = CodedLinear(coded, *weight.shape, bias=module.bias, sizes=getattr(module, "sizes", ()))
     model.set_submodule(name, made.eval())
+
+
+def coder(model: nn.Module) -> Callable[[str], None]:
+    """Return what codes a layer of `model` when it is told that a parameter, its matrix, has its values."""
+
+    def code(parameter: str) -> None:
+        layer, _, name = parameter.rpartition(".")
+        if name == "weight":
+            code_layer(model, layer)
+
+    return code

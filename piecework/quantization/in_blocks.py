@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinear
+from piecework.layers.coded import coder
 from piecework.layers.embedding import Embedding
 from piecework.layers.linear import Linear
 from piecework.layers.parameter import deferred_parameters, materialise
@@ -38,11 +39,13 @@ def load_in_blocks(
     dtype: torch.dtype,
     device: torch.device,
     max_positions: int,
+    repacked: bool = False,
 ) -> CausalLM:
     """Build the model of `config`, with linears and the embedding in the file's own blocks.
 
     The router and the experts of a mixture, matrices of a kind without a kernel, and packed ones of which a
-    part is of such a kind, are dequantised to `dtype`. Raises ModelError as `load_weights` does.
+    part is of such a kind, are dequantised to `dtype`; `repacked` is as in `load_model`. Raises ModelError
+    as `load_weights` does.
     """
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
@@ -54,7 +57,7 @@ def load_in_blocks(
     for name, module in originals.items():
         model.set_submodule(name, _Place(module))
     materialise(model, device)
-    load_weights(model, checkpoint, taken)
+    load_weights(model, checkpoint, taken, coder(model) if repacked else None)
 
     def read(name: str) -> list[tuple[Tensor, int]]:
         return _read(checkpoint, found[name], device)

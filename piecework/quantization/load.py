@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from torch import nn
 
-from piecework.layers.coded import code_layer
+from piecework.layers.coded import coder
 from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.parameter import deferred_parameters, materialise
 from piecework.models.build import build_model
@@ -61,11 +60,13 @@ def load_model(
     """
     if reader is None:
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-        load_weights(model, checkpoint, filled=_coder(model) if repacked else None)
+        load_weights(model, checkpoint, filled=coder(model) if repacked else None)
         return model
     if isinstance(reader, GgufCheckpoint | ShardedCheckpoint):
         # A rank's share offers the same.
-        return load_in_blocks(config, reader, dtype=dtype, device=device, max_positions=max_positions)
+        return load_in_blocks(
+            config, reader, dtype=dtype, device=device, max_positions=max_positions, repacked=repacked
+        )
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
     targets = int8_targets(model, checkpoint, reader)
@@ -81,7 +82,7 @@ def load_model(
         rest = Dequantised(checkpoint, reader, {part.linear for target in targets for part in target.parts})
         if rest.linears:
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
-    load_weights(model, rest, taken, _coder(model) if repacked else None)
+    load_weights(model, rest, taken, coder(model) if repacked else None)
 
     def read(target: Target) -> Int8Linear | Int8Embedding:
         layer = read_target(target, reader, dtype=dtype, device=device)
@@ -94,14 +95,3 @@ def load_model(
             model.set_submodule(target.name, layer.eval())
     log.info("%s: %s; %d layers are int8", checkpoint.where, reader.description, len(targets))
     return model
-
-
-def _coder(model: CausalLM) -> Callable[[str], None]:
-    """Code a layer when a parameter of it, its matrix, has its values."""
-
-    def code(parameter: str) -> None:
-        layer, _, name = parameter.rpartition(".")
-        if name == "weight":
-            code_layer(model, layer)
-
-    return code

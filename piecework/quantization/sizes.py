@@ -36,7 +36,7 @@ def weight_bytes(
     with it, and one in bfloat16 as if it can be coded.
     """
     own = {id(p): p.nbytes for p in model.parameters()}
-    if repacked and not isinstance(reader, GgufCheckpoint):
+    if repacked:
         matrices = [w for w in map(matrix_to_code, model.modules()) if w is not None]
         own.update({id(weight): coded_size(*weight.shape) for weight in matrices})
     replaced: dict[int, int] = {}

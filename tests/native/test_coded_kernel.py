@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from piecework import ops
+from piecework.layers.coded import CodedLinear, code_layer
+from piecework.layers.linear import Linear
 from piecework.native import library, reads_panels
 from piecework.ops.coded_linear import coded_size, decode
 from piecework.ops.cpu.coded_linear import code
@@ -64,6 +66,16 @@ def test_blocks_with_many_exponents_are_spilled(rows: int, inputs: int) -> None:
 
 def test_a_matrix_with_too_many_spilled_blocks_is_not_coded() -> None:
     assert code(any_bits(130, 100)) is None
+
+
+@pytest.mark.parametrize(("outputs", "inputs", "smaller"), [(64, 64, True), (6, 64, False), (64, 20, False)])
+def test_a_matrix_that_would_grow_is_not_coded(outputs: int, inputs: int, smaller: bool) -> None:
+    layer = Linear(inputs, outputs, bias=False, dtype=torch.bfloat16, device=torch.device("cpu"))
+    model = torch.nn.Sequential(layer)
+    layer.weight.normal_()
+    code_layer(model, "0")
+    assert isinstance(model[0], CodedLinear) == smaller
+    assert model[0].weight.nbytes <= layer.weight.nbytes
 
 
 def test_sixteen_bits_take_twelve() -> None:

@@ -16,11 +16,12 @@ from piecework.engine.fit import fit
 from piecework.errors import ConfigError
 from piecework.explain.explain import explain
 from piecework.explain.text import headline
+from piecework.explain.weights import describe_weights
 from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinear
 from piecework.layers.linear import Linear
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
-from piecework.native import isa, library
+from piecework.native import isa, library, reads_panels
 from piecework.ops.block_kinds import KINDS, OF_SIZE
 from piecework.ops.block_packing import kind_of
 from piecework.profile import Profile
@@ -240,3 +241,19 @@ def test_the_size_is_known_before_loading(tmp_path: Path, case: str, in_blocks: 
     model = _load(checkpoint, in_blocks)
     checkpoint.close()
     assert said == sum(p.nbytes for p in model.parameters())
+
+
+@pytest.mark.parametrize("repack", [True, False])
+def test_matrices_beside_blocks_are_laid_out_as_those_of_other_files(tmp_path: Path, repack: bool) -> None:
+    """Loading, `explain` and `check-env` agree on it: embedding, head and routers are no blocks here."""
+    if not reads_panels():
+        pytest.skip("no kernel here multiplies coded weights")
+    tokenizer = save_tiny(tmp_path / "tokenizer", "qwen3", tokenizer=True)
+    path = _path(tmp_path, "qwen3moe", {"blk": "Q8_0"})
+    settings = {"model": str(path), "tokenizer": str(tokenizer), "max_model_len": 64, "num_pages": 8}
+    config = EngineConfig.from_flat({**settings, "dtype": "bfloat16", "repack": repack})
+    model = load(config, Profile()).runner.programs.model
+    kinds = {w.type: w.matrices for w in describe_weights(model)}
+    assert kinds.get("bfloat16 in 12 bits", 0) == (2 if repack else 0) and "Q8_0" in kinds
+    assert explain(config).weights == describe_weights(model)
+    assert fit(config).asked.weight_bytes == sum(p.nbytes for p in model.parameters())
