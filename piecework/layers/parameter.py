@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -31,11 +31,19 @@ def parameter(*shape: int, dtype: torch.dtype, device: torch.device) -> nn.Param
     return nn.Parameter(torch.empty(shape, dtype=dtype, device=where), requires_grad=False)
 
 
-def materialise(model: nn.Module, device: torch.device) -> None:
-    """Allocate, on `device`, every parameter of `model` that has no memory yet."""
+def materialise(
+    model: nn.Module,
+    device: torch.device,
+    later: Callable[[nn.Module], nn.Parameter | None] = lambda module: None,
+) -> None:
+    """Allocate, on `device`, every parameter of `model` that has no memory yet.
+
+    `later` says of a module which of its parameters gets some when it is read.
+    """
     for module in model.modules():
+        kept = later(module)
         for name, given in module.named_parameters(recurse=False):
-            if given.is_meta:
+            if given.is_meta and given is not kept:
                 # Not empty_like, which asks meta's implementations in Python: seconds, and 20 MB of sympy.
                 made = nn.Parameter(
                     torch.empty(given.shape, dtype=given.dtype, device=device), requires_grad=False

@@ -15,19 +15,19 @@ import torch
 from torch import Tensor, nn
 
 from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinear
-from piecework.layers.coded import coder
 from piecework.layers.embedding import Embedding
 from piecework.layers.linear import Linear
-from piecework.layers.parameter import deferred_parameters, materialise
+from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.native import library
 from piecework.ops.block_kinds import KINDS
 from piecework.ops.block_packing import pack_blocks, packed_shape
+from piecework.quantization.floats import load_floats
 from piecework.quantization.targets import kept_float, parts_of
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
-from piecework.weights.load import THREADS, Shapes, load_weights
+from piecework.weights.load import THREADS, Shapes
 
 log = logging.getLogger("piecework.load")
 
@@ -56,8 +56,7 @@ def load_in_blocks(
     originals = {name: model.get_submodule(name) for name in found}
     for name, module in originals.items():
         model.set_submodule(name, _Place(module))
-    materialise(model, device)
-    load_weights(model, checkpoint, taken, coder(model) if repacked else None)
+    load_floats(model, checkpoint, device, taken, repacked=repacked)
 
     def read(name: str) -> list[tuple[Tensor, int]]:
         return _read(checkpoint, found[name], device)

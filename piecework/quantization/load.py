@@ -9,21 +9,21 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from piecework.layers.coded import coder
 from piecework.layers.int8 import Int8Embedding, Int8Linear
-from piecework.layers.parameter import deferred_parameters, materialise
+from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model
 from piecework.models.config import ModelConfig
 from piecework.models.decoder import CausalLM
 from piecework.quantization.assemble import read_target
 from piecework.quantization.dequantise import Dequantised
+from piecework.quantization.floats import load_floats
 from piecework.quantization.in_blocks import load_in_blocks
 from piecework.quantization.on_load import FloatReader
 from piecework.quantization.reader import Reader
 from piecework.quantization.targets import Target, find_targets, kept_float, tied_head
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.gguf.checkpoint import GgufCheckpoint
-from piecework.weights.load import THREADS, Shapes, load_weights
+from piecework.weights.load import THREADS, Shapes
 from piecework.weights.sharded import ShardedCheckpoint
 
 log = logging.getLogger("piecework.load")
@@ -58,10 +58,6 @@ def load_model(
     CPU. A float matrix that becomes int8 or coded is in memory only while it is read. Raises ModelError with
     all names that are missing, unexpected or of another shape.
     """
-    if reader is None:
-        model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
-        load_weights(model, checkpoint, filled=coder(model) if repacked else None)
-        return model
     if isinstance(reader, GgufCheckpoint | ShardedCheckpoint):
         # A rank's share offers the same.
         return load_in_blocks(
@@ -69,6 +65,9 @@ def load_model(
         )
     with deferred_parameters():
         model = build_model(config, dtype=dtype, device=device, max_positions=max_positions)
+    if reader is None:
+        load_floats(model, checkpoint, device, repacked=repacked)
+        return model
     targets = int8_targets(model, checkpoint, reader)
     taken: dict[str, Shapes] = {}
     for target in targets:
@@ -76,13 +75,12 @@ def load_model(
         inputs = target.module.weight.shape[1]
         for part in target.parts:
             taken.update(reader.tensors(part.linear, part.count, inputs, target.bias))
-    materialise(model, device)
     rest = checkpoint
     if not isinstance(reader, FloatReader):
         rest = Dequantised(checkpoint, reader, {part.linear for target in targets for part in target.parts})
         if rest.linears:
             log.info("%s: %d matrices have no int8 op and are made float", rest.where, len(rest.linears))
-    load_weights(model, rest, taken, coder(model) if repacked else None)
+    load_floats(model, rest, device, taken, repacked=repacked)
 
     def read(target: Target) -> Int8Linear | Int8Embedding:
         layer = read_target(target, reader, dtype=dtype, device=device)

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import torch
 from torch import nn
 
 from piecework.errors import ConfigError, ModelError
+from piecework.layers.parameter import materialise
 from piecework.weights.checkpoint import Checkpoint
 from piecework.weights.dummy import DummyCheckpoint
 from piecework.weights.folder import read_config, read_generation_config
@@ -78,11 +80,13 @@ def load_weights(
     `piecework.weights.names.HARMLESS` and a tied head), and that have another shape. They are found
     before anything is read. `taken` are weights that the caller reads, and the shapes that each may have.
     `filled` is called, on several threads, with the name of each parameter that has its values. It may put
-    another one in its place; then the memory of both isn't there at once for more than some of them.
+    another one in its place: one that is on meta until then gets memory, on the CPU, just before it is read.
     """
     plan = _plan(model, checkpoint, taken)
 
     def fill(name: str) -> None:
+        if model.get_parameter(name).is_meta:
+            materialise(model.get_submodule(name.rpartition(".")[0]), torch.device("cpu"))
         parameter = model.get_parameter(name).detach()
         for piece in plan[name]:
             checkpoint.read(piece.name, piece.view(parameter))
