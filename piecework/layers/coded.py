@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from piecework.devices.memory import give_back_freed
 from piecework.layers.embedding import Embedding
 from piecework.layers.linear import Linear
 from piecework.ops.coded_linear import coded_size
@@ -112,5 +113,6 @@ def coder(model: nn.Module) -> Callable[[str], None]:
         layer, _, name = parameter.rpartition(".")
         if name == "weight":
             code_layer(model, layer)
+            give_back_freed()  # the allocator would keep what lies between coded matrices
 
     return code

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
+from piecework.devices.memory import give_back_freed
 from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model
@@ -86,6 +87,7 @@ def load_model(
         layer = read_target(target, reader, dtype=dtype, device=device)
         if repacked:
             layer.lay_out()
+            give_back_freed()  # the allocator would keep what lies between them
         return layer
 
     with ThreadPoolExecutor(min(THREADS, os.cpu_count() or 1)) as pool:

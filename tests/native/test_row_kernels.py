@@ -128,3 +128,16 @@ def test_sums_are_rounded_as_torch_rounds_them(dtype: torch.dtype) -> None:
     add = torch.cat((add, torch.randn(500, generator=generator).to(dtype) * 0.01))[None]
     run = ops.get("add_rms_norm").implementations["cpu"].run
     assert torch.equal(run(x, add, torch.ones(x.shape[1], dtype=dtype), 1e-5)[1], x + add)
+
+
+@pytest.mark.parametrize("name", [*ADDS, *NORMS, "dynamic_quantize"])
+def test_rows_of_denormal_numbers(name: str) -> None:
+    """A pass is verified with such rows, too: what is fused must not take them for zeros."""
+    x, *rest = row_case(name, 33, 64, torch.bfloat16)
+    x = (x.float() * 1e-39).bfloat16()
+    assert x.count_nonzero() > x.numel() / 2
+    if name in ADDS:
+        rest[0] = (rest[0].float() * 1e-39).bfloat16()
+        made = ops.get(name).implementations["cpu"].run(x, *rest)
+        assert any(torch.equal(result, x + rest[0]) for result in made if result.dtype == x.dtype)
+    check(name, (x, *rest))

@@ -102,13 +102,13 @@ inline shorts upper_halves(uints bits) {
 #endif
 }
 
-// Nearest, halves to even, NaN stays NaN. The hardware takes numbers below 2^-126 for zero.
+// Nearest, halves to even, NaN stays NaN. The hardware would take numbers below 2^-126 for zero.
 inline shorts to_bf16(floats x) {
 #if defined(PIECEWORK_AVX512) && defined(__AVX512BF16__)
-  return (shorts)_mm512_cvtneps_pbh((__m512)x);
-#else
-  return upper_halves(rounded_bits(x));
+  if (__builtin_expect(!_mm512_testn_epi32_mask((__m512i)x, _mm512_set1_epi32(0x7f800000)), 1))
+    return (shorts)_mm512_cvtneps_pbh((__m512)x);
 #endif
+  return upper_halves(rounded_bits(x));
 }
 
 inline void store(bf16* to, floats x) {
