@@ -13,6 +13,7 @@ from unittest.mock import patch
 from piecework.bench.latency import run_latency
 from piecework.bench.options import LatencyOptions
 from piecework.bench.report import latency_block
+from piecework.cli.flags import positive
 from piecework.config import EngineConfig
 from piecework.engine.service import Service
 from piecework.graph.trace import TraceError
@@ -36,10 +37,10 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--compiler", default="auto")
-    parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--input-len", type=int, default=16)
-    parser.add_argument("--output-len", type=int, default=32)
-    parser.add_argument("--num-iters", type=int, default=15)
+    parser.add_argument("--batch-size", type=positive, default=1)
+    parser.add_argument("--input-len", type=positive, default=16)
+    parser.add_argument("--output-len", type=positive, default=32)
+    parser.add_argument("--num-iters", type=positive, default=15)
     args = parser.parse_args()
     settings: dict[str, object] = {"model": args.model, "dtype": args.dtype}
     options = LatencyOptions(

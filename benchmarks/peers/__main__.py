@@ -20,6 +20,7 @@ from benchmarks.peers.others import Machine
 from benchmarks.peers.protocol import Tokens
 from benchmarks.peers.report import save
 from piecework.cache import cache_root
+from piecework.cli.flags import positive
 from piecework.tables import table as text_table
 from piecework.tokenizer.load import load_tokenizer
 from piecework.weights.source import resolve
@@ -29,19 +30,24 @@ _REFERENCE = Contender("transformers", "float32", "float", {"dtype": "float32"})
 
 def make_parser() -> argparse.ArgumentParser:
     """The flags."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    show = argparse.ArgumentDefaultsHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.peers", description=__doc__, formatter_class=show
+    )
     parser.add_argument("--folder", type=Path, default=cache_root() / "peers", help="environments and models")
     parser.add_argument("--model", default="smollm2-135m", help="a GGUF file, or what stands for one")
-    parser.add_argument("--precisions", type=_names(PRECISIONS), default=list(PRECISIONS))
-    parser.add_argument("--cases", type=_names(CASES), default=list(CASES))
+    parser.add_argument(
+        "--precisions", type=_names(PRECISIONS), default=list(PRECISIONS), help="with commas between them"
+    )
+    parser.add_argument("--cases", type=_names(CASES), default=list(CASES), help="what is timed")
     parser.add_argument(
         "--peers", type=_names(ENVIRONMENT), default=list(ENVIRONMENT), help="engines that run"
     )
-    parser.add_argument("--threads", type=int, default=describe()["cores"])
+    parser.add_argument("--threads", type=positive, default=describe()["cores"], help="of each engine")
     parser.add_argument("--only", choices=("install", "models", "speed", "serving"), help="one stage")
-    parser.add_argument("--requests", type=int, default=32, help="of the servers, 8 at a time")
+    parser.add_argument("--requests", type=positive, default=32, help="of the servers, 8 at a time")
     parser.add_argument(
-        "--shape", type=int, nargs=2, default=(128, 64), help="tokens of a request in and out"
+        "--shape", type=positive, nargs=2, default=(128, 64), help="tokens of a request in and out"
     )
     parser.add_argument(
         "--patience", type=float, default=60.0, help="seconds to wait, for each precision, until others pause"
