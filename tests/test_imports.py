@@ -18,6 +18,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path: ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
 BOTTOM = {
+    "allocator",
     "cache",
     "collector",
     "compilation",

@@ -1,12 +1,9 @@
-"""How much host memory is left, as the kernel and the control group see it; and giving some back."""
+"""How much host memory is left, as the kernel and the control group see it."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 _MEMINFO = Path("/proc/meminfo")
 _CGROUP = Path("/sys/fs/cgroup")
@@ -24,21 +21,6 @@ def available_host_memory() -> int:
         available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     room = _cgroup_room()
     return available if room is None else min(available, room)
-
-
-def give_back_freed() -> None:
-    """Return to the kernel what was freed but lies between blocks in use; glibc's allocator keeps that.
-
-    Large blocks that come and go between small ones that stay find no room where the last one was, so
-    that each takes new memory: gigabytes, for megabytes in use. Nothing happens with other C libraries.
-    """
-    if (trim := _malloc_trim()) is not None:
-        trim(0)
-
-
-@cache
-def _malloc_trim() -> Any:
-    return getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
 
 
 def _meminfo_available() -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from piecework.devices.memory import give_back_freed
+from piecework.allocator import give_back_freed
 from piecework.layers.embedding import Embedding
 from piecework.layers.linear import Linear
 from piecework.ops.coded_linear import coded_size

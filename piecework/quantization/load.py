@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from torch import nn
 
-from piecework.devices.memory import give_back_freed
+from piecework.allocator import give_back_freed
 from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.parameter import deferred_parameters
 from piecework.models.build import build_model

@@ -8,9 +8,10 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor, nn
 
+from piecework.allocator import give_back_freed
 from piecework.devices.base import Device, Launchable
 from piecework.devices.captured import CapturedGraph
-from piecework.devices.memory import available_host_memory, give_back_freed
+from piecework.devices.memory import available_host_memory
 from piecework.devices.sim.faults import Fault, Faults
 from piecework.devices.sim.graph import SimGraph
 from piecework.devices.sim.memory import Pool, SimMemory
