@@ -36,10 +36,12 @@ class CpuDevice(Device):
         little is left to read then, and the rounding adds to that of the inputs to 8 bits.
         """
         kernels = library() is not None
-        fast = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
         if stored == "blocks":
-            fast = kernels = kernels and isa() == "avx512_bf16"
-        return torch.bfloat16 if stored != "float32" and (fast or kernels) else torch.float32
+            fast = kernels and isa() == "avx512_bf16"
+        else:
+            in_torch = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+            fast = stored != "float32" and (kernels or in_torch)
+        return torch.bfloat16 if fast else torch.float32
 
     def supports_dtype(self, dtype: torch.dtype) -> bool:
         """Any float type runs; 16-bit ones are emulated where the CPU lacks them."""

@@ -95,7 +95,6 @@ constexpr int64_t readable(int64_t channels) {
 // A product's arguments; W is how its weights lie.
 template <typename P, typename W = Rows<P>>
 struct Product {
-  using Words = P;
   const typename P::X* x;
   int64_t x_stride, rows;
   W weights;
