@@ -10,10 +10,9 @@ namespace {
 
 constexpr int ROWS = 4;                        // of x at a time
 constexpr int MANY = VNNI ? 8 : 4;             // where there are registers for them: weights are unpacked less often
-constexpr int64_t TILE = 16;                   // groups of weights that a thread takes
 constexpr int STREAMS = VNNI ? 1 : 4;          // of them that are read at once
+constexpr int64_t QUANTISED_ALONE = 1 << 14;   // elements of x, up to which other threads aren't woken
 constexpr int64_t AHEAD = VNNI ? 1 << 14 : 0;  // bytes from what is read to what is asked for
-constexpr int64_t SMALL = 1 << 16;             // products, below which other threads aren't woken
 
 // Rows of x as int8, and for each block of 32 channels its scale, its scaled sum, and what products_scaled (the sums of
 // both of its halves) or products_8bit wants to know. ABREAST rows lie side by side in all of them.
@@ -162,11 +161,9 @@ void all_rows(K kind, const BlockLinearCall& call, const Quantised& x, int64_t m
 
 template <typename T, typename K>
 void run_kind(K kind, const BlockLinearCall& call, const Quantised& x) {
-  const int64_t groups = (call.outputs + GROUP - 1) / GROUP, tiles = (groups + TILE - 1) / TILE;
-#pragma omp parallel for schedule(dynamic, 1) if (call.rows * call.outputs * call.inputs > SMALL)
-  for (int64_t t = 0; t < tiles; ++t) {
-    int64_t g = t * TILE;
-    const int64_t to = std::min(groups, g + TILE);
+  share_columns(call.outputs, GROUP, call.rows * call.inputs, [&](int64_t first, int64_t last) {
+    int64_t g = first / GROUP;
+    const int64_t to = (last + GROUP - 1) / GROUP;
     if constexpr (STREAMS > 1) {
       const int64_t apart = (to - g) / STREAMS;
       for (const int64_t end = g + apart; g < end; ++g) all_rows<T, STREAMS>(kind, call, x, 0, g, apart);
@@ -179,7 +176,7 @@ void run_kind(K kind, const BlockLinearCall& call, const Quantised& x) {
         for (int i = 0; i < 2; ++i) all_rows<T, 1>(kind, call, x, m, g + i, 0);
       }
     for (; g < to; ++g) all_rows<T, 1>(kind, call, x, 0, g, 0);
-  }
+  });
 }
 
 template <typename T>
@@ -188,7 +185,7 @@ void run(const BlockLinearCall& call) {
   float* scales = thread_memory<float, SCALES>(2 * all);
   const Quantised x{thread_memory<int8_t, INPUTS>(all * BLOCK), scales, scales + all,
                     thread_memory<int32_t, SHIFTS>(all), blocks};
-#pragma omp parallel for schedule(static) if (call.rows * call.inputs > SMALL / 4)
+#pragma omp parallel for schedule(static) if (call.rows * call.inputs > QUANTISED_ALONE)
   for (int64_t m = 0; m < call.rows; ++m)
     quantise_row(static_cast<const T*>(call.x) + m * call.x_stride, x.at(m), call.kind != Q8_0);
   with_kind(call.kind, [&](auto kind) { run_kind<T>(kind, call, x); });

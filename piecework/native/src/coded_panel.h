@@ -7,7 +7,6 @@
 namespace piecework {
 
 static_assert(LANES == CODED_ROWS);
-constexpr int64_t CODED_AHEAD = 8 * CODED_BLOCK;  // how far ahead blocks are asked for, in the order of memory
 
 #if defined(PIECEWORK_AVX512)
 inline __m512i bytes_at(const uint8_t* from) { return _mm512_loadu_si512(from); }
@@ -64,6 +63,7 @@ inline void decode_spilled(const uint8_t* block, const uint8_t* slot, ints* word
 #endif
 
 struct CodedPanel {
+  static constexpr int64_t BLOCK_BYTES = CODED_BLOCK;
   const uint8_t *blocks, *tables;
   Slots slots;
 
@@ -78,11 +78,7 @@ struct CodedPanel {
 
   void load(int64_t k, int64_t, ints* block) const { load(k, block); }
 
-  void fetch(int64_t k) const {
-    const uint8_t* from = blocks + k / CODED_CHANNELS * CODED_BLOCK + CODED_AHEAD;
-    PIECEWORK_UNROLLED
-    for (int i = 0; i < CODED_BLOCK; i += 64) __builtin_prefetch(from + i, 0, 2);
-  }
+  const char* at(int64_t i) const { return reinterpret_cast<const char*>(blocks + i * CODED_BLOCK); }
 };
 
 struct CodedWeights {

@@ -9,8 +9,6 @@
 
 namespace piecework {
 
-constexpr int64_t LAID_AHEAD = 6;  // blocks, how far ahead they are asked for in the order of memory
-
 struct LaidBytes : ByteWords {
   static ints words(const int8_t* w) { return load_raw<ints>(w); }
 };
@@ -22,7 +20,7 @@ struct LaidMixed : MixedWords<T> {
 
 template <typename P>
 struct LaidPanel {
-  static constexpr int64_t BLOCK = LANES * LANES * P::PER;
+  static constexpr int64_t BLOCK_BYTES = LANES * LANES * P::PER;
   const int8_t* first;
 
   PIECEWORK_INLINED void load(int64_t k, ints* block) const {
@@ -33,11 +31,7 @@ struct LaidPanel {
 
   void load(int64_t k, int64_t, ints* block) const { load(k, block); }
 
-  void fetch(int64_t k) const {
-    const int8_t* from = first + k * LANES + LAID_AHEAD * BLOCK;
-    PIECEWORK_UNROLLED
-    for (int i = 0; i < BLOCK; i += 64) __builtin_prefetch(from + i, 0, 2);
-  }
+  const char* at(int64_t i) const { return reinterpret_cast<const char*>(first + i * BLOCK_BYTES); }
 };
 
 template <typename P>
@@ -47,7 +41,7 @@ struct Laid {
   int64_t panel_bytes;
 
   Laid(const int8_t* w, int64_t depth)
-      : w(w), panel_bytes((depth + LANES * P::PER - 1) / (LANES * P::PER) * LaidPanel<P>::BLOCK) {}
+      : w(w), panel_bytes((depth + LANES * P::PER - 1) / (LANES * P::PER) * LaidPanel<P>::BLOCK_BYTES) {}
 
   template <bool>
   LaidPanel<P> panel(int64_t first, int64_t) const {

@@ -18,8 +18,6 @@ namespace piecework {
 constexpr int ACROSS = 4;                     // panels at once
 constexpr int DOWN = 6, HALF = 3;             // rows at once with these, and at the end: sums fill most registers
 constexpr int FEW = 8;                        // rows that are multiplied straight from memory
-constexpr int MOST_AT_ONCE = 16;              // of panels in memory, which need no transposition
-constexpr int64_t STRAIGHT = 4 * MOST_AT_ONCE;  // rows of which each few read such a panel anew
 constexpr int64_t CACHED = 1 << 18;           // bytes of panels at once, of a core's second cache
 constexpr int64_t KEPT_ROWS = 40 * DOWN;      // rows whose sums wait for the next channels where panels are deeper
 constexpr int64_t LONG_PANEL = 1 << 17;       // bytes, from which on the processor finds the next ones by itself
@@ -76,13 +74,16 @@ struct Rows {
   const char* at(int64_t column) const { return reinterpret_cast<const char*>(w + column * stride); }
 };
 
+enum { SECOND_CACHE = 2, FIRST_CACHE = 3 };  // how near __builtin_prefetch brings memory
+
 // Memory that will be read next, and is asked for while there is work: `lines` cache lines at each step.
 struct Ahead {
   const char *from, *end;
   int lines;
 
+  template <int CACHE = SECOND_CACHE>
   void fetch() {
-    for (int i = 0; i < lines; ++i, from += 64) __builtin_prefetch(from, 0, 2);
+    for (int i = 0; i < lines; ++i, from += 64) __builtin_prefetch(from, 0, CACHE);
   }
 };
 
@@ -134,8 +135,8 @@ inline void add_block(const ints* block, const typename P::X* const* x, int64_t 
 }
 
 // sums [M][LANES] of all rows, at most M, with a panel. Not inlined, so that it is compiled once for all callers.
-template <int M, bool WHOLE, typename P, typename W>
-__attribute__((noinline)) void few_rows(const Product<P, W>& p, int64_t first, typename P::Sum* to) {
+template <int M, bool WHOLE, typename P>
+__attribute__((noinline)) void few_rows(const Product<P>& p, int64_t first, typename P::Sum* to) {
   constexpr int64_t STEP = LANES * P::PER;
   const auto panel = p.template panel<WHOLE>(first);
   const typename P::X* x[M];
@@ -269,45 +270,32 @@ void many_rows(const Product<P, W>& p, int64_t first, const Finish& finish) {
     }
 }
 
-// Rows `top` to `top + count` with one panel, straight from memory.
-template <int M, typename P, typename W, typename Finish>
-void few_rows_of(const Product<P, W>& p, int64_t top, int64_t rows, int64_t first, const Finish& finish) {
+// All rows, at most M, with the panel from column `first` on, straight from memory.
+template <int M, typename P, typename Finish>
+void few_rows(const Product<P>& p, int64_t first, const Finish& finish) {
   const int64_t count = std::min<int64_t>(LANES, p.columns - first);
-  Product<P, W> some = p;
-  some.x += top * p.x_stride, some.rows = rows;
   typename P::Sum sums[M];
-  if (!p.PARTIAL || count == LANES)
-    few_rows<M, true>(some, first, sums);
+  if (count == LANES)
+    few_rows<M, true>(p, first, sums);
   else
-    few_rows<M, false>(some, first, sums);
-  for (int m = 0; m < rows; ++m) give(finish, top + m, first, count, numbers(sums + m), LANES);
+    few_rows<M, false>(p, first, sums);
+  for (int m = 0; m < p.rows; ++m) give(finish, m, first, count, numbers(sums + m), LANES);
 }
 
-template <typename P, typename W, typename Finish>
-void few_rows_of(const Product<P, W>& p, int64_t top, int64_t rows, int64_t first, const Finish& finish) {
-  if (rows == 1) return few_rows_of<1>(p, top, rows, first, finish);
-  if (rows == 2) return few_rows_of<2>(p, top, rows, first, finish);
-  if (rows <= 4) return few_rows_of<4>(p, top, rows, first, finish);
-  if (rows <= 6) return few_rows_of<6>(p, top, rows, first, finish);
-  if (W::IN_ROWS || rows <= FEW) return few_rows_of<FEW>(p, top, rows, first, finish);
-  if constexpr (!W::IN_ROWS) {
-    if (rows <= 12) return few_rows_of<12>(p, top, rows, first, finish);
-    few_rows_of<MOST_AT_ONCE>(p, top, rows, first, finish);
-  }
+template <typename P, typename Finish>
+void few_rows(const Product<P>& p, int64_t first, const Finish& finish) {
+  if (p.rows == 1) return few_rows<1>(p, first, finish);
+  if (p.rows == 2) return few_rows<2>(p, first, finish);
+  if (p.rows <= 4) return few_rows<4>(p, first, finish);
+  if (p.rows <= 6) return few_rows<6>(p, first, finish);
+  few_rows<FEW>(p, first, finish);
 }
 
-// Columns of panels `from` to `to`.
+// Many rows with the panels `from` to `to`.
 template <typename P, typename W, typename Finish>
-void some_panels(const Product<P, W>& p, int64_t from, int64_t to, const Finish& finish) {
-  const int64_t groups = W::IN_ROWS ? 1 : (p.rows + MOST_AT_ONCE - 1) / MOST_AT_ONCE;
-  if (p.rows > (W::IN_ROWS ? FEW : STRAIGHT)) {
-    for (; from + ACROSS <= to; from += ACROSS) many_rows<ACROSS>(p, from * LANES, finish);
-    for (; from < to; ++from) many_rows<1>(p, from * LANES, finish);
-  }
-  const int64_t rows = groups == 1 ? p.rows : (p.rows + 2 * groups - 1) / (2 * groups) * 2;  // even: some are pairs
-  for (; from < to; ++from)
-    for (int64_t top = 0; top < p.rows; top += rows)
-      few_rows_of(p, top, std::min(rows, p.rows - top), from * LANES, finish);
+void many_rows(const Product<P, W>& p, int64_t from, int64_t to, const Finish& finish) {
+  for (; from + ACROSS <= to; from += ACROSS) many_rows<ACROSS>(p, from * LANES, finish);
+  for (; from < to; ++from) many_rows<1>(p, from * LANES, finish);
 }
 
 }  // namespace piecework

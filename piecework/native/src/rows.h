@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "vector.h"
@@ -28,6 +29,22 @@ inline void for_rows(int64_t rows, int64_t cost, F f) {
     const int64_t t = omp_get_thread_num(), all = omp_get_num_threads();
     rows_between(rows * t / all, rows * (t + 1) / all, f);
   }
+}
+
+constexpr int64_t WAKING_PRODUCTS = 1 << 16;  // below which other threads aren't woken
+constexpr int64_t MOST_COLUMNS = 512;         // of a part
+
+// Share the columns of a product, in units of `width`, among all threads, in parts small enough that a thread which is
+// kept from working holds up no other: work(from, to). `cost`: products of a column.
+template <typename Work>
+void share_columns(int64_t columns, int64_t width, int64_t cost, const Work& work) {
+  const int64_t units = (columns + width - 1) / width, threads = omp_get_max_threads();
+  const auto part = [&](int64_t from, int64_t to) { work(from * width, std::min(columns, to * width)); };
+  if (threads == 1 || columns * cost < WAKING_PRODUCTS) return part(0, units);
+  const int64_t each = std::max<int64_t>(1, MOST_COLUMNS / width);  // units of a part, at most
+  const int64_t parts = threads * ((units + each * threads - 1) / (each * threads));
+#pragma omp parallel for schedule(dynamic, 1)
+  for (int64_t i = 0; i < parts; ++i) part(units * i / parts, units * (i + 1) / parts);
 }
 
 // The calling thread's memory for one of its uses, which grows to the largest call and stays.
