@@ -44,10 +44,19 @@ def choose_reader(
     if lm_head in ("auto", "float"):
         return reader
     if not isinstance(reader, FloatReader):
-        allowed = f"auto or float, since {checkpoint.where} is not made int8 as it is read"
-        raise ConfigError("lm_head", lm_head, allowed)
+        raise ConfigError("lm_head", lm_head, _allowed_head(reader, checkpoint.where))
     reader.head = "w8" if lm_head == "w8" else "w8a8-dynamic"
     return reader
+
+
+def _allowed_head(reader: Reader | GgufCheckpoint | None, where: str) -> str:
+    """Say which head a model may have that is not made int8 as it is read, and what would make it so."""
+    if isinstance(reader, CompressedTensorsReader | ModelSlimReader):
+        return f"auto or float, since {where} is {reader.description}"
+    return (
+        f"auto or float where {where} is not made int8 as it is read; "
+        "quantization=w8a8-dynamic or w8 beside it (--quantization) does so"
+    )
 
 
 def _reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:
