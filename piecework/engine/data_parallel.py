@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from piecework.config import EngineConfig
+from piecework.config.processors import usable_processors
 from piecework.devices.registry import numbered_device
 from piecework.engine.gaps import Pauses
 from piecework.engine.observer import Observer
@@ -52,7 +53,7 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
         raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
     threads = config.device.threads
     if threads is None:  # each would take all
-        threads = max(1, torch.get_num_threads() // size)
+        threads = max(1, min(torch.get_num_threads(), usable_processors()) // size)
     device = numbered_device(config.device.first, rank)
     return replace(
         config,
