@@ -178,6 +178,16 @@ class DataParallel:
         return self._services[0].dtype
 
     @property
+    def quantized(self) -> str:
+        """The quantisation of the weights."""
+        return self._services[0].quantized
+
+    @property
+    def repacked(self) -> bool:
+        """Whether weights are laid out for the kernels."""
+        return self._services[0].repacked
+
+    @property
     def kv_dtype(self) -> str:
         """What the KV caches hold."""
         return self._services[0].kv_dtype

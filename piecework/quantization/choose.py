@@ -49,6 +49,17 @@ def choose_reader(
     return reader
 
 
+def name_of(reader: Reader | GgufCheckpoint | None) -> str:
+    """Name the quantisation that a model has when it is read so: none, gguf, or its scheme."""
+    if reader is None:
+        return "none"
+    if isinstance(reader, FloatReader):
+        return reader.scheme if reader.head is None else f"{reader.scheme} with a head in {reader.head}"
+    if isinstance(reader, CompressedTensorsReader | ModelSlimReader):
+        return reader.scheme or "none"
+    return "gguf"
+
+
 def _allowed_head(reader: Reader | GgufCheckpoint | None, where: str) -> str:
     """Say which head a model may have that is not made int8 as it is read, and what would make it so."""
     if isinstance(reader, CompressedTensorsReader | ModelSlimReader):
