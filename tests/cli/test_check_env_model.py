@@ -60,7 +60,7 @@ def test_other_choices_are_sized_too(run: Run, tiny: Path) -> None:
     assert figures(run, str(tiny), "--dtype", "bfloat16")["asked"]["most_bytes"] == most["most_bytes"]
     assert ("; the most is without 12 bits" in done.out) == reads_panels()
     text = run("check-env", str(tiny), "--dtype", "float32").out
-    assert "in float32; " in text and "in w8a8-dynamic beside float32." in text
+    assert "in float32; " in text and "in w8a8-dynamic beside float32" in text
 
 
 def _too_large(folder: Path, times: float) -> Path:
