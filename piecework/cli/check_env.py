@@ -52,8 +52,8 @@ def devices(config: EngineConfig) -> list[Finding]:
     for name in config.device.devices:
         try:
             if name == CPU:
-                text = kernels(config)
-                findings.append(Finding("kernels", "note" if "torch" in text else "ok", f"{text}."))
+                there, text = kernels(config)
+                findings.append(Finding("kernels", "ok" if there else "note", f"{text}."))
                 continue
             found = probe(name)
             text = f"The device {name} is there" + (f": {found}." if found else ".")

@@ -87,23 +87,21 @@ def probe(name: str) -> str:
     return make_device(name).fingerprint()
 
 
-def kernels(config: EngineConfig) -> str:
-    """Say what the CPU's kernels are built for, and whether weights are laid out for them; builds them.
+def kernels(config: EngineConfig) -> tuple[bool, str]:
+    """Say whether the CPU has kernels, what for, and whether weights are laid out for them; builds them.
 
     Raises ConfigError where $PIECEWORK_ISA asks for what the machine hasn't.
     """
     device = make_device("cpu")
     built_for = device.fingerprint()
     if built_for == "torch":
-        return "The CPU has no kernels here: everything runs in torch, slower"
-    said = f"The CPU's kernels are built for {built_for}; "
+        return False, "The CPU has no kernels here: everything runs in torch, slower"
     if repacks(config, device, alone=not config.device.several):
-        return said + "weights are repacked for them, bfloat16 to 12 bits"
-    return (
-        said
-        + "weights are not repacked, "
-        + ("by these settings" if device.reads_panels() else "which needs AVX-512")
-    )
+        weights = "repacked for them, bfloat16 to 12 bits"
+    else:
+        reason = "by these settings" if device.reads_panels() else "which needs AVX-512"
+        weights = f"not repacked, {reason}"
+    return True, f"The CPU's kernels are built for {built_for}; weights are {weights}"
 
 
 def fit(config: EngineConfig) -> Fit:
