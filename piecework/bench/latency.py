@@ -82,7 +82,11 @@ def run_latency(
     }
     if other is not None:
         found = [result.token_ids for result in run_together(other, checked)]
-        report["against"] = {"check": str(compare(alone, found)), **ratios(iterations, rounds[other])}
+        report["against"] = {
+            **what_ran(other),
+            "check": str(compare(alone, found)),
+            **ratios(iterations, rounds[other]),
+        }
     prefill = median(i.prefill for i in iterations)
     rows = options.batch_size
     flops = rows * (options.input_len * cost.token_flops(head=False) + 2.0 * cost.head)

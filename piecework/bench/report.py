@@ -140,4 +140,6 @@ def block(title: str, rows: Iterable[Row | str]) -> str:
 
 def _with_notes(text: str, report: Mapping[str, Any]) -> str:
     text += f"\n{what_ran_line(report)} Tokens: {report['check']}."
+    if "against" in report:
+        text += f" The other engine: {what_ran_line(report['against'])}"
     return f"{text}\n\n{profile_table(report['profile'])}" if "profile" in report else text

@@ -66,8 +66,10 @@ def test_latency_beside_another_engine(run: Run, tiny: Path) -> None:
     assert found["check"] == "1 of 1 equal to the output alone"
     assert len(found["latencies"]) == len(report["latencies"]) == 2
     assert min(found["latency_ratio"], found["prefill_ratio"], found["step_ratio"]) > 0
-    done = run(*command, "--against", other)
+    done = run(*command, "--against", '{"quantization": "w8", "repack": false}')
     assert "Times of the other engine, over these" in done.out and "Decode step:" in done.out
+    beside = f"The other engine: {tiny}, float32 on cpu, quantisation w8, weights not repacked."
+    assert done.out.rstrip().endswith(f"equal to the output alone. {beside}")
 
 
 @pytest.mark.parametrize(
