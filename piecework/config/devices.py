@@ -46,7 +46,9 @@ class DeviceConfig:
         None, "put pieces of the model on other devices by hand: 0:cpu,last:openvino:NPU (docs/failover.md)"
     )
     threads: int | None = setting(
-        None, "CPU threads of each process, as many as processors at most (default: torch's, one a core)"
+        None,
+        "CPU threads of each process, as many as processors at most (default: torch's, one a core; "
+        "of more than two `serve` leaves one)",
     )
 
     def __post_init__(self) -> None:

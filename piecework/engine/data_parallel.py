@@ -11,10 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
-
 from piecework.config import EngineConfig
-from piecework.config.processors import usable_processors
 from piecework.devices.registry import numbered_device
 from piecework.engine.gaps import Pauses
 from piecework.engine.observer import Observer
@@ -24,6 +21,7 @@ from piecework.engine.resize import KVSize
 from piecework.engine.routing import Router
 from piecework.engine.service import Service
 from piecework.engine.streams import stream_deltas
+from piecework.engine.threads import default_threads
 from piecework.errors import ConfigError, EngineDeadError, QueueFullError
 from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.events import Event
@@ -53,7 +51,7 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
         raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
     threads = config.device.threads
     if threads is None:  # each would take all
-        threads = max(1, min(torch.get_num_threads(), usable_processors()) // size)
+        threads = max(1, default_threads() // size)
     device = numbered_device(config.device.first, rank)
     return replace(
         config,
