@@ -140,8 +140,25 @@ def test_file_flat_and_in_sections(tmp_path: Path) -> None:
 
 
 def test_device_may_be_a_section_too(tmp_path: Path) -> None:
-    config = EngineConfig.from_file(_write(tmp_path, "device: {device: cpu, threads: 3}"))
-    assert config.device.threads == 3
+    config = EngineConfig.from_file(_write(tmp_path, "device: {device: cpu, threads: 1}"))
+    assert config.device.threads == 1
+
+
+def test_threads_are_at_most_the_processors_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 2, 5}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    for name in ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY"):
+        monkeypatch.delenv(name, raising=False)
+    assert EngineConfig.from_flat({"threads": 3}).device.threads == 3
+    with pytest.raises(
+        ConfigError, match=r"threads=4 is not allowed: an integer .* at most 3, the processors"
+    ):
+        EngineConfig.from_flat({"threads": 4})
+    # OpenMP binds the thread that asks to one processor, and others to others.
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    assert EngineConfig.from_flat({"threads": 8}).device.threads == 8
+    with pytest.raises(ConfigError, match="at most 8"):
+        EngineConfig.from_flat({"threads": 9})
 
 
 def test_off_is_a_word_where_it_is_a_choice(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any
 
 from piecework.bench.growth_steps import PARTS, WARMUP, Steps
-from piecework.bench.offline import Check
+from piecework.bench.offline import Check, what_ran
 from piecework.bench.options import GrowthOptions, StartupOptions
 from piecework.bench.startup import models
 from piecework.config import EngineConfig
@@ -40,7 +40,7 @@ def run_growth(
     cases = options.chosen()
     if set(cases) - {"layers"}:
         with _steps({**_room(options), **settings}, options, checks) as (service, steps):
-            report |= _setting(service)
+            report |= what_ran(service)
             measures = {"batch": _batch, "context": _context, "queue": _queue}
             for case in cases:
                 if case in measures:
@@ -191,14 +191,10 @@ def _layers(
         counts = ",".join(map(str, options.sizes("layers")))
         for model in models(settings, StartupOptions(layers=counts), Path(folder)):
             with _steps(model.settings, options, checks) as (service, steps):
-                for name, value in _setting(service).items():
+                for name, value in what_ran(service).items():
                     report.setdefault(name, value)
                 steps.start(1, options.input_len)
                 layers = service.model_config.num_layers
                 rows.append({"layers": layers, "model": model.name, **_row(steps, 1, options)})
             on_done()
     return rows
-
-
-def _setting(service: Service) -> dict[str, Any]:
-    return {"model_id": service.model_name, "device": service.device_name, "dtype": service.dtype}

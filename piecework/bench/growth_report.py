@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from piecework.bench.growth_steps import PARTS
+from piecework.bench.report import what_ran_line
 from piecework.tables import table
 
 _TITLES = {
@@ -31,7 +32,7 @@ _ACTIONS = {
 def growth_tables(report: Mapping[str, Any]) -> str:
     """A table for each case: times in ms, and behind those that matter their growth per doubling."""
     parts = [_table(case, rows) for case, rows in report["cases"].items()]
-    said = f"{report['model_id']}, {report['dtype']} on {report['device']}. Tokens: {report['check']}."
+    said = f"{what_ran_line(report)} Tokens: {report['check']}."
     return "\n\n".join([*parts, said])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from piecework.bench.cost import model_cost
 from piecework.bench.floor import ReadFloor
-from piecework.bench.offline import Job, check_fits, compare, random_job, run_alone, run_together
+from piecework.bench.offline import Job, check_fits, compare, random_job, run_alone, run_together, what_ran
 from piecework.bench.options import LatencyOptions
 from piecework.bench.stats import describe_ms, percentile
 from piecework.engine.result import Result
@@ -82,7 +82,11 @@ def run_latency(
     }
     if other is not None:
         found = [result.token_ids for result in run_together(other, checked)]
-        report["against"] = {"check": str(compare(alone, found)), **ratios(iterations, rounds[other])}
+        report["against"] = {
+            **what_ran(other),
+            "check": str(compare(alone, found)),
+            **ratios(iterations, rounds[other]),
+        }
     prefill = median(i.prefill for i in iterations)
     rows = options.batch_size
     flops = rows * (options.input_len * cost.token_flops(head=False) + 2.0 * cost.head)
@@ -158,9 +162,7 @@ def figures(iterations: Sequence[Iteration], options: LatencyOptions, step_bytes
 
 def _setting(service: Service, options: LatencyOptions) -> dict[str, Any]:
     return {
-        "model_id": service.model_name,
-        "device": service.device_name,
-        "dtype": service.dtype,
+        **what_ran(service),
         "input_len": options.input_len,
         "output_len": options.output_len,
         "batch_size": options.batch_size,

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from typing import Any
 
 from piecework.engine.offline import in_order, run_requests
 from piecework.engine.result import Result
@@ -25,6 +26,17 @@ class Job:
 def random_job(input_len: int, output_len: int, vocab_size: int, rng: random.Random) -> Job:
     """Return a job whose prompt is random token ids."""
     return Job([rng.randrange(vocab_size) for _ in range(input_len)], output_len)
+
+
+def what_ran(service: Service) -> dict[str, Any]:
+    """Return what a report says of the engine that was measured."""
+    return {
+        "model_id": service.model_name,
+        "device": service.device_name,
+        "dtype": service.dtype,
+        "quantized": service.quantized,
+        "repacked": service.repacked,
+    }
 
 
 def check_fits(service: Service, input_len: int, output_len: int) -> None:

@@ -117,6 +117,15 @@ def profile_table(snapshot: Snapshot) -> str:
     return "\n".join(lines)
 
 
+def what_ran_line(report: Mapping[str, Any]) -> str:
+    """Say which model ran, in which form and where."""
+    laid_out = "repacked" if report["repacked"] else "not repacked"
+    return (
+        f"{report['model_id']}, {report['dtype']} on {report['device']}, "
+        f"quantisation {report['quantized']}, weights {laid_out}."
+    )
+
+
 def block(title: str, rows: Iterable[Row | str]) -> str:
     """Return rows of a label and a value between rules; a plain string is a heading."""
     lines = [f" {title} ".center(_WIDTH, "=")]
@@ -130,5 +139,7 @@ def block(title: str, rows: Iterable[Row | str]) -> str:
 
 
 def _with_notes(text: str, report: Mapping[str, Any]) -> str:
-    text += f"\n{report['model_id']}, {report['dtype']} on {report['device']}. Tokens: {report['check']}."
+    text += f"\n{what_ran_line(report)} Tokens: {report['check']}."
+    if "against" in report:
+        text += f" The other engine: {what_ran_line(report['against'])}"
     return f"{text}\n\n{profile_table(report['profile'])}" if "profile" in report else text

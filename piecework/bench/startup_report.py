@@ -27,12 +27,23 @@ def startup_table(report: Mapping[str, Any]) -> str:
 
 
 def _compiled(start: Mapping[str, Any]) -> str:
-    compiles, hits, failures = (
-        sum(counts[name] for counts in start["counters"].values())
-        for name in ("compiles", "cache_hits", "compile_failures")
-    )
-    said = f"{start['model']}, {start['start']}: {compiles} pieces compiled, {hits} times from the cache"
-    return said + (f", {failures} failed" if failures else "")
+    """Say what was compiled. Counts of a program that came from the disk are those of its making."""
+    programs = start["counters"].values()
+    stored = [counts for counts in programs if counts.get("stored_programs")]
+    made = [counts for counts in programs if not counts.get("stored_programs")]
+    said = []
+    if stored:
+        pieces = sum(counts["distinct"] for counts in stored)
+        said.append(f"{len(stored)} programs of {pieces} pieces read from the disk, nothing of them compiled")
+    if made:
+        compiles, hits, failures = (
+            sum(counts[name] for counts in made) for name in ("compiles", "cache_hits", "compile_failures")
+        )
+        said.append(
+            f"{compiles} pieces compiled" + (f", {hits} times from the compiler's cache" * bool(hits))
+        )
+        said += [f"{failures} failed"] if failures else []
+    return f"{start['model']}, {start['start']}: {', '.join(said)}"
 
 
 def _comparison(report: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from piecework.bench.cost import model_cost
 from piecework.bench.datasets import DEFAULT_OUTPUT_LEN, random_lengths, sharegpt_requests
 from piecework.bench.floor import ReadFloor
-from piecework.bench.offline import Job, check_fits, compare, random_job, run_alone, run_together
+from piecework.bench.offline import Job, check_fits, compare, random_job, run_alone, run_together, what_ran
 from piecework.bench.options import ThroughputOptions
 from piecework.engine.service import Service
 from piecework.errors import ModelError
@@ -42,9 +42,7 @@ def run_throughput(
     output_tokens = sum(len(result.token_ids) for result in results)
     flops = (prompt_tokens + output_tokens) * cost.token_flops(head=False) + 2.0 * cost.head * output_tokens
     report = {
-        "model_id": service.model_name,
-        "device": service.device_name,
-        "dtype": service.dtype,
+        **what_ran(service),
         "check": str(check),
         "outputs_equal": check.equal,
         "outputs_compared": check.compared,

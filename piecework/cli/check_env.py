@@ -45,14 +45,16 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def devices(config: EngineConfig) -> list[Finding]:
-    """Say of each device that was asked for whether it is there; nothing of the CPU, which always is."""
-    from piecework.engine.fit import probe
+    """Say of each device that was asked for whether it is there; of the CPU, which always is, its kernels."""
+    from piecework.engine.fit import kernels, probe
 
     findings = []
     for name in config.device.devices:
-        if name == CPU:
-            continue
         try:
+            if name == CPU:
+                there, text = kernels(config)
+                findings.append(Finding("kernels", "ok" if there else "note", f"{text}."))
+                continue
             found = probe(name)
             text = f"The device {name} is there" + (f": {found}." if found else ".")
             findings.append(Finding("device", "ok", text))

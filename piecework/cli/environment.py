@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+from piecework.config.processors import usable_processors
 from piecework.units import format_size
 
 MIN_PYTHON = (3, 11)
@@ -114,7 +115,7 @@ def _torch_requirement() -> str | None:
 
 
 def _processor() -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_processors()
     known = _cpu_flags()
     sets = [name for name in INSTRUCTION_SETS if name in known]
     text = (

@@ -26,9 +26,11 @@ def sentences(fit: Fit) -> Iterator[Finding]:
     text = f"{fit.model} is a {fit.architecture} of {fit.num_layers} layers: {fit.path}."
     yield Finding("model", "ok", text)
     asked, free = fit.asked, format_size(fit.free_bytes)
-    text = f"Its weights take {format_size(asked.weight_bytes)} in {_name(asked)}"
+    text = f"Its weights take {_weights(asked)} in {_name(asked)}"
     if fit.others:
-        text += "; " + ", ".join(f"{format_size(c.weight_bytes)} in {_name(c)}" for c in fit.others)
+        text += "; " + ", ".join(f"{_weights(c)} in {_name(c)}" for c in fit.others)
+    if any(c.most_bytes > c.weight_bytes for c in (asked, *fit.others)):
+        text += "; the most is without 12 bits, in which only some matrices may be"
     yield Finding("weights", "ok", f"{text}.")
     text = f"The KV cache takes {format_size(asked.page_bytes / fit.page_size)} a token; "
     text += f"in the {free} that are free on {fit.device}, {asked.tokens:,} tokens fit beside the weights"
@@ -38,6 +40,11 @@ def sentences(fit: Fit) -> Iterator[Finding]:
         yield Finding("fit", "ok", text)
     else:
         yield Finding("fit", "problem", f"It does not fit: {_reason(fit)}. {_remedy(fit)}")
+
+
+def _weights(choice: Choice) -> str:
+    least, most = format_size(choice.weight_bytes), format_size(choice.most_bytes)
+    return least if least == most else f"{least} to {most}"
 
 
 def _name(choice: Choice) -> str:

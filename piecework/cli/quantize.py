@@ -13,6 +13,7 @@ from piecework.cli.flags import positive
 from piecework.cli.parser import Parser
 from piecework.cli.pull import disk_size
 from piecework.config import SCHEMES
+from piecework.config.processors import check_threads
 from piecework.units import format_size
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ listed."""
 def run(arguments: Sequence[str]) -> int:
     """Run the command."""
     args = make_parser().parse(arguments)
+    check_threads(args.threads)
 
     import torch
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from piecework.config.fields import LONGEST_WAIT, check, setting
+from piecework.config.processors import check_threads
 from piecework.config.rings import ring_limits
 from piecework.errors import ConfigError
 
@@ -44,10 +45,15 @@ class DeviceConfig:
     place: str | None = setting(
         None, "put pieces of the model on other devices by hand: 0:cpu,last:openvino:NPU (docs/failover.md)"
     )
-    threads: int | None = setting(None, "CPU threads (default: one per core)")
+    threads: int | None = setting(
+        None,
+        "CPU threads of each process, as many as processors at most (default: torch's, one a core; "
+        "of more than two `serve` leaves one)",
+    )
 
     def __post_init__(self) -> None:
         check(self)
+        check_threads(self.threads)
         names = self.devices
         if not all(names) or len(set(names)) < len(names):
             raise ConfigError("device", self.device, "a device, or several with commas between, each once")

@@ -11,8 +11,6 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import fields, replace
 from typing import Any
 
-import torch
-
 from piecework.config import EngineConfig
 from piecework.devices.registry import numbered_device
 from piecework.engine.gaps import Pauses
@@ -23,6 +21,7 @@ from piecework.engine.resize import KVSize
 from piecework.engine.routing import Router
 from piecework.engine.service import Service
 from piecework.engine.streams import stream_deltas
+from piecework.engine.threads import default_threads
 from piecework.errors import ConfigError, EngineDeadError, QueueFullError
 from piecework.failsafe.audit import AuditReport
 from piecework.failsafe.events import Event
@@ -52,7 +51,7 @@ def child_config(config: EngineConfig, rank: int) -> EngineConfig:
         raise ConfigError("device", config.device.device, f"one device where data_parallel_size={size}")
     threads = config.device.threads
     if threads is None:  # each would take all
-        threads = max(1, torch.get_num_threads() // size)
+        threads = max(1, default_threads() // size)
     device = numbered_device(config.device.first, rank)
     return replace(
         config,
@@ -175,6 +174,16 @@ class DataParallel:
     def dtype(self) -> str:
         """The precision that the model runs in."""
         return self._services[0].dtype
+
+    @property
+    def quantized(self) -> str:
+        """The quantisation of the weights."""
+        return self._services[0].quantized
+
+    @property
+    def repacked(self) -> bool:
+        """Whether weights are laid out for the kernels."""
+        return self._services[0].repacked
 
     @property
     def kv_dtype(self) -> str:

@@ -34,7 +34,8 @@ class Choice:
 
     Attributes:
         dtype, quantization: the settings that choose it; `auto` is the weights as they are stored.
-        weight_bytes: of all weights.
+        weight_bytes: of all weights, where each matrix that may be coded in 12 bits can be.
+        most_bytes: of all weights, where none can: which it is depends on their values.
         page_bytes: of one page of the KV cache, over all layers.
         tokens: that the cache could hold in all the memory beside the weights; 0: the weights don't fit.
     """
@@ -42,6 +43,7 @@ class Choice:
     dtype: str
     quantization: str
     weight_bytes: int
+    most_bytes: int
     page_bytes: int
     tokens: int
 
@@ -83,6 +85,23 @@ class Fit:
 def probe(name: str) -> str:
     """Return what a device calls itself. Raises ConfigError, or its driver's error, where it isn't there."""
     return make_device(name).fingerprint()
+
+
+def kernels(config: EngineConfig) -> tuple[bool, str]:
+    """Say whether the CPU has kernels, what for, and whether weights are laid out for them; builds them.
+
+    Raises ConfigError where $PIECEWORK_ISA asks for what the machine hasn't.
+    """
+    device = make_device("cpu")
+    built_for = device.fingerprint()
+    if built_for == "torch":
+        return False, "The CPU has no kernels here: everything runs in torch, slower"
+    if repacks(config, device, alone=not config.device.several):
+        weights = "repacked for them, bfloat16 to 12 bits"
+    else:
+        reason = "by these settings" if device.reads_panels() else "which needs AVX-512"
+        weights = f"not repacked, {reason}"
+    return True, f"The CPU's kernels are built for {built_for}; weights are {weights}"
 
 
 def fit(config: EngineConfig) -> Fit:
@@ -165,10 +184,11 @@ def _choice(
     reader = choose_reader(checkpoint, quantization, lm_head)
     repacked = repacks(config, device, alone=not config.device.several)
     weights = weight_bytes(outline, checkpoint, reader, repacked=repacked)
+    most = max(weights, weight_bytes(outline, checkpoint, reader)) if repacked else weights
     size = config.cache.page_size
     page = page_bytes(layer_shapes(outline), size, cache_dtype(config, dtype, device))
     tokens = max(0, (free - weights) // page - 1) * size  # a page is the dummy that padding writes to
-    return Choice(str(dtype).removeprefix("torch."), quantization, weights, page, tokens)
+    return Choice(str(dtype).removeprefix("torch."), quantization, weights, most, page, tokens)
 
 
 def _others(

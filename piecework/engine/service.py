@@ -121,6 +121,8 @@ class Service:
         self.max_model_len: int = loaded.max_model_len
         self.weight_bytes: int = loaded.weight_bytes
         self.dtype: str = runner.dtype
+        self.quantized: str = loaded.quantized
+        self.repacked: bool = loaded.repacked
         self.kv_dtype: str = str(runner.cache.dtype).removeprefix("torch.")
         self._admission = Admission(
             loaded.model_config,

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+CODED = "bfloat16 in 12 bits"
+"""The type of matrices that are coded; which can be is known when their weights are read."""
+
 
 @dataclass(frozen=True)
 class Kind:

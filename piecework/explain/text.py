@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from piecework.explain.report import BreakEven, CaptureReport, Choice, ProgramReport, Report
+from piecework.explain.report import CODED, BreakEven, CaptureReport, Choice, ProgramReport, Report
 from piecework.tables import runs, table
 from piecework.units import format_size
 
@@ -29,6 +29,8 @@ def report_text(report: Report) -> str:
 def headline(report: Report) -> str:
     """The model, how it runs, and what its matrices are."""
     weights = ", ".join(f"{w.matrices} {w.type} ({format_size(w.bytes)})" for w in report.weights)
+    if any(w.type == CODED for w in report.weights):
+        weights += "; in 12 bits are at most these: a matrix of too many different upper bytes stays in 16"
     return (
         f"{report.model}: {report.architecture} of {report.layers} layers, "
         f"{report.dtype} on {report.device}, compiler {report.compiler}, "

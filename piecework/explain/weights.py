@@ -6,7 +6,7 @@ from collections import Counter
 
 from torch import nn
 
-from piecework.explain.report import Weights
+from piecework.explain.report import CODED, Weights
 from piecework.layers.blocks import BlockEmbedding, BlockLinear, MixedBlockLinear
 from piecework.layers.coded import CodedEmbedding, CodedLinear
 from piecework.ops.block_kinds import OF_SIZE
@@ -25,7 +25,7 @@ def describe_weights(model: nn.Module) -> tuple[Weights, ...]:
                 parts = split_parts(parameter, module.inputs, module.outputs, module.kinds)
                 found = [(OF_SIZE[part.shape[2]].name, part.nbytes) for part in parts]
             elif isinstance(module, CodedLinear | CodedEmbedding) and parameter is module.weight:
-                found = [("bfloat16 in 12 bits", parameter.nbytes)]
+                found = [(CODED, parameter.nbytes)]
             elif isinstance(module, BlockLinear | BlockEmbedding) and parameter is module.weight:
                 found = [(kind_of(parameter).name, parameter.nbytes)]
             elif parameter.dim() > 1:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from piecework.allocator import give_back_freed
 from piecework.layers.embedding import Embedding
+from piecework.layers.int8 import Int8Embedding, Int8Linear
 from piecework.layers.linear import Linear
 from piecework.ops.coded_linear import coded_size
 from piecework.ops.cpu.coded_linear import code
@@ -85,6 +86,12 @@ def matrix_to_code(module: nn.Module) -> nn.Parameter | None:
         return None
     weight = module.weight
     return weight if coded_size(*weight.shape) < weight.nbytes else None
+
+
+def is_laid_out(module: nn.Module) -> bool:
+    """Whether the weight of a layer lies as the CPU's kernels read it best: coded, or int8 in panels."""
+    in_panels = isinstance(module, Int8Linear | Int8Embedding) and module.weight.dim() == 3
+    return in_panels or isinstance(module, CodedLinear | CodedEmbedding)
 
 
 def code_layer(model: nn.Module, name: str, code: Callable[[Tensor], Tensor | None] = code) -> None:

@@ -44,10 +44,30 @@ def choose_reader(
     if lm_head in ("auto", "float"):
         return reader
     if not isinstance(reader, FloatReader):
-        allowed = f"auto or float, since {checkpoint.where} is not made int8 as it is read"
-        raise ConfigError("lm_head", lm_head, allowed)
+        raise ConfigError("lm_head", lm_head, _allowed_head(reader, checkpoint.where))
     reader.head = "w8" if lm_head == "w8" else "w8a8-dynamic"
     return reader
+
+
+def name_of(reader: Reader | GgufCheckpoint | None) -> str:
+    """Name the quantisation that a model has when it is read so: none, gguf, or its scheme."""
+    if reader is None:
+        return "none"
+    if isinstance(reader, FloatReader):
+        return reader.scheme if reader.head is None else f"{reader.scheme} with a head in {reader.head}"
+    if isinstance(reader, CompressedTensorsReader | ModelSlimReader):
+        return reader.scheme or "none"
+    return "gguf"
+
+
+def _allowed_head(reader: Reader | GgufCheckpoint | None, where: str) -> str:
+    """Say which head a model may have that is not made int8 as it is read, and what would make it so."""
+    if isinstance(reader, CompressedTensorsReader | ModelSlimReader):
+        return f"auto or float, since {where} is {reader.description}"
+    return (
+        f"auto or float where {where} is not made int8 as it is read; "
+        "quantization=w8a8-dynamic or w8 beside it (--quantization) does so"
+    )
 
 
 def _reader(checkpoint: Checkpoint, asked: str) -> Reader | GgufCheckpoint | None:

@@ -32,7 +32,7 @@ class FloatReader:
         self.description = f"float weights, quantised to {scheme} as they are read"
         self.checkpoint = checkpoint
         """Where the weights that stay float are, too."""
-        self._scheme: Scheme = scheme
+        self.scheme: Scheme = scheme
         self._excluded: set[str] = set()
         self._inputs = inputs or {}
         self.head: Scheme | None = None
@@ -47,9 +47,9 @@ class FloatReader:
             return self.head
         if linear in self._excluded:
             return None
-        if self._scheme == "w8a8-static" and linear not in self._inputs:
+        if self.scheme == "w8a8-static" and linear not in self._inputs:
             return "w8a8-dynamic"
-        return self._scheme
+        return self.scheme
 
     def tensors(self, linear: str, rows: int, inputs: int, bias: bool) -> Mapping[str, Shapes]:
         """Weight and bias, as in the float model."""

@@ -14,10 +14,11 @@ from piecework.config import EngineConfig
 from piecework.devices import Device, make_device
 from piecework.errors import ConfigError
 from piecework.kvcache import PagedKVCache, StaticKVCache
+from piecework.layers.coded import is_laid_out
 from piecework.models.config import ModelConfig
 from piecework.models.shard import FIELD, check_size, shard_config
 from piecework.profile import Profile
-from piecework.quantization.choose import choose_reader
+from piecework.quantization.choose import choose_reader, name_of
 from piecework.quantization.load import load_model
 from piecework.runner.memory import make_cache
 from piecework.runner.precision import settle
@@ -42,7 +43,8 @@ log = logging.getLogger("piecework.load")
 class Loaded:
     """A model that is ready to run, and what the engine must know of it.
 
-    `dtype` and `quantization` are the settings that make the same of it on another device.
+    `dtype` and `quantization` are the settings that make the same of it on another device; `quantized` is the
+    quantisation that its weights have by them, and `repacked` says whether any are laid out for the kernels.
     """
 
     runner: Runner
@@ -54,6 +56,8 @@ class Loaded:
     weight_bytes: int
     dtype: str
     quantization: str
+    quantized: str
+    repacked: bool
 
 
 @dataclass(frozen=True)
@@ -163,6 +167,8 @@ def load(
         weight_bytes=weight_bytes,
         dtype=str(dtype).removeprefix("torch."),
         quantization=quantization,
+        quantized=name_of(reader),
+        repacked=any(map(is_laid_out, model.modules())),
     )
 
 

@@ -15,7 +15,7 @@ _SHAPE = {
 _EVENTS = {
     "traces": "Graphs traced",
     "stored_programs": "Programs that came out of the disk cache",
-    "compiles": "Distinct pieces compiled",
+    "compiles": "Distinct pieces compiled, when the program was made: here, or by the start that stored it",
     "cache_hits": "Compiled pieces that came out of the disk cache",
     "compile_failures": "Pieces that run uncompiled because their compiler failed",
     "moved_pieces": "Pieces that run on another device because theirs failed",

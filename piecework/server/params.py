@@ -13,6 +13,7 @@ from piecework.server.reading import shorten
 COMPLETION_MAX_TOKENS = 16
 """What /v1/completions generates when max_tokens is not given; the OpenAI API says so."""
 
+_WITHOUT_ECHO = "an integer of at least 1, or 0 with echo=true"
 _COPIED = (
     "temperature",
     "top_p",
@@ -70,6 +71,10 @@ class ParamsReader:
             changes["logprobs"] = request.logprobs
             if request.echo:
                 changes["prompt_logprobs"] = max(request.logprobs, request.prompt_logprobs or 0)
+        if request.max_tokens is not None and request.max_tokens < (0 if request.echo else 1):
+            allowed = "an integer of at least 0, as echo=true" if request.echo else _WITHOUT_ECHO
+            message = f"max_tokens={request.max_tokens} is not allowed: {allowed}"
+            raise RequestError(message, param="max_tokens")
         asked = 1 if scores_only(request) else request.max_tokens
         default = self._defaults.max_tokens or COMPLETION_MAX_TOKENS
         return self._build(changes, asked, default, prompt_tokens, {})

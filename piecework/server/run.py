@@ -121,8 +121,9 @@ class Server(uvicorn.Server):
 def _load(config: EngineConfig) -> Service:
     with imports_stay():  # seconds, which a mistake in the settings need not wait for
         from piecework.engine.data_parallel import make_service
+        from piecework.engine.threads import leave_core
 
-    return make_service(config)
+    return make_service(leave_core(config))
 
 
 def _with_key(config: ServerConfig) -> ServerConfig:

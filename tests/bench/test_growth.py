@@ -51,7 +51,7 @@ def test_every_table_has_its_rows_and_their_parts(folder: Path) -> None:
     assert cases["context"][2]["growth"] is None and cases["context"][3]["growth"]["step_ms"] > 0
     assert {"add_us", "abort_waiting_us", "abort_running_us"} < set(cases["queue"][1]["growth"])
     text = growth_tables(report)
-    assert text.endswith("float32 on cpu. Tokens: 6 of 6 equal to the output alone.")
+    assert text.endswith("quantisation none, weights not repacked. Tokens: 6 of 6 equal to the output alone.")
     assert [line.split(":")[0] for line in text.splitlines() if ": a step" in line] == [
         "Batch",
         "Context",

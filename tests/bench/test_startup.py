@@ -99,13 +99,19 @@ def test_the_table_says_what_was_measured() -> None:
     assert lines[0] == "float32 on cpu, compiler inductor; seconds of each stage"
     assert [line.split("  ")[0] for line in lines[2 : 2 + len(STAGES)]] == list(STAGES)
     assert any(line.startswith("compile ") and line.endswith("1.000") for line in lines)
-    assert "tiny, 8 layers, warm: 4 pieces compiled, 8 times from the cache" in text
+    assert "tiny, 8 layers, cold: 4 pieces compiled\n" in text
+    assert "tiny, 8 layers, warm: 4 pieces compiled, 8 times from the compiler's cache\n" in text
     assert any(line.startswith("processor time") and line.endswith("2.500") for line in lines)
     assert (
         "warm: 2.0 MiB at the peak, beside 1.0 MiB of imports: 1.60x weights (1.0 MiB) "
         "and filled pages of the KV cache (256.0 KiB of 2.0 MiB)" in text
     )
     assert starts[0]["memory"]["ratio_reserved"] == pytest.approx(2 / 3)
+    for counts in starts[1]["counters"].values():  # the others are then those of its making
+        counts |= {"stored_programs": 1, "distinct": 2}
+    text = startup_table({"starts": starts, **comparison(starts)})
+    read = "tiny, 8 layers, warm: 2 programs of 4 pieces read from the disk, nothing of them compiled\n"
+    assert read in text and "warm: 4 pieces" not in text
     unknown = [{**s, "memory": memory(None, None, weights=1, kv_cache=1, kv_written=1)} for s in starts]
     assert "imports" not in startup_table({"starts": unknown, **comparison(unknown)})
 

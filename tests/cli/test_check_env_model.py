@@ -54,8 +54,13 @@ def test_other_choices_are_sized_too(run: Run, tiny: Path) -> None:
     assert sizes["bfloat16", "auto"] * 2 == said["asked"]["weight_bytes"] > sizes["float32", "w8a8-dynamic"]
     coded = figures(run, str(tiny), "--dtype", "bfloat16")["asked"]["weight_bytes"]
     assert coded < sizes["bfloat16", "auto"] if reads_panels() else coded == sizes["bfloat16", "auto"]
+    done = run("check-env", str(tiny), "--dtype", "bfloat16")
+    most = figures(run, str(tiny), "--dtype", "bfloat16", "--no-repack")["asked"]
+    assert most["weight_bytes"] == most["most_bytes"] == sizes["bfloat16", "auto"]
+    assert figures(run, str(tiny), "--dtype", "bfloat16")["asked"]["most_bytes"] == most["most_bytes"]
+    assert ("; the most is without 12 bits" in done.out) == reads_panels()
     text = run("check-env", str(tiny), "--dtype", "float32").out
-    assert "in float32; " in text and "in w8a8-dynamic beside float32." in text
+    assert "in float32; " in text and "in w8a8-dynamic beside float32" in text
 
 
 def _too_large(folder: Path, times: float) -> Path:

@@ -49,9 +49,11 @@ def test_latency_counts_the_weights_that_a_step_reads(run: Run, tiny: Path) -> N
 
 def test_latency_prints_a_block(run: Run, tiny: Path) -> None:
     shape = ["--input-len", "4", "--output-len", "1", "--num-iters", "1", "--num-iters-warmup", "0"]
-    done = run("bench", "latency", "--model", str(tiny), *shape)
+    int8 = ["--dtype", "float32", "--quantization", "w8a8-dynamic", "--lm-head", "w8", "--no-repack"]
+    done = run("bench", "latency", "--model", str(tiny), *shape, *int8)
     assert "Latency Benchmark Result" in done.out
-    assert "Tokens: 1 of 1 equal to the output alone." in done.out
+    ran = f"{tiny}, float32 on cpu, quantisation w8a8-dynamic with a head in w8, weights not repacked."
+    assert f"{ran} Tokens: 1 of 1 equal to the output alone." in done.out
     assert "Decode" not in done.out  # one token has no decode step
 
 
@@ -64,8 +66,10 @@ def test_latency_beside_another_engine(run: Run, tiny: Path) -> None:
     assert found["check"] == "1 of 1 equal to the output alone"
     assert len(found["latencies"]) == len(report["latencies"]) == 2
     assert min(found["latency_ratio"], found["prefill_ratio"], found["step_ratio"]) > 0
-    done = run(*command, "--against", other)
+    done = run(*command, "--against", '{"quantization": "w8", "repack": false}')
     assert "Times of the other engine, over these" in done.out and "Decode step:" in done.out
+    beside = f"The other engine: {tiny}, float32 on cpu, quantisation w8, weights not repacked."
+    assert done.out.rstrip().endswith(f"equal to the output alone. {beside}")
 
 
 @pytest.mark.parametrize(

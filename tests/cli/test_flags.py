@@ -56,7 +56,7 @@ def test_nothing_given_is_the_default() -> None:
         (["--kv-cache-memory", "512M"], "cache", "kv_cache_memory", 2**29),
         (["--kv-cache-memory", "1GiB"], "cache", "kv_cache_memory", 2**30),
         (["--seed", "-3"], "load", "seed", -3),
-        (["--threads", "2"], "device", "threads", 2),
+        (["--threads", "1"], "device", "threads", 1),
         (["--chunked-prefill-size", "7"], "scheduler", "chunk_size", 7),
     ],
 )

@@ -9,6 +9,7 @@ from cli_run import Run
 
 from piecework.cli.environment import check_environment, fits
 from piecework.cli.pull import disk_size
+from piecework.native import isa, library, reads_panels
 
 
 def test_pull_of_a_folder_says_where_it_is(run: Run, tiny: Path) -> None:
@@ -34,9 +35,27 @@ def test_this_machine_is_ready(run: Run) -> None:
 def test_check_env_json_has_a_finding_for_each_subject(run: Run) -> None:
     lines = run("check-env", "--json").lines
     subjects = {line["subject"] for line in lines}
-    assert subjects == {"python", "packages", "torch", "processor", "memory", "compiler", "cache"}
+    assert subjects == {"python", "packages", "torch", "processor", "memory", "compiler", "cache", "kernels"}
     assert {line["level"] for line in lines} <= {"ok", "note", "problem"}
     assert all(line["text"].endswith(".") for line in lines)
+
+
+def test_the_kernels_are_named_and_whether_weights_are_repacked(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def said(*flags: str) -> str:
+        return next(line for line in run("check-env", *flags).out.splitlines() if "The CPU" in line)
+
+    with_kernels = f"ok       The CPU's kernels are built for {isa()}; weights are "
+    if reads_panels():
+        assert said() == with_kernels + "repacked for them, bfloat16 to 12 bits."
+        assert said("--no-repack") == with_kernels + "not repacked, by these settings."
+        assert said("--device", "cpu,sim") == with_kernels + "not repacked, by these settings."
+    monkeypatch.setattr("piecework.devices.cpu.reads_panels", lambda: False)
+    if library() is not None:
+        assert said() == with_kernels + "not repacked, which needs AVX-512."
+    monkeypatch.setattr("piecework.devices.cpu.library", lambda: None)
+    assert said() == "note     The CPU has no kernels here: everything runs in torch, slower."
 
 
 def test_a_device_that_is_not_there_is_a_problem(run: Run, tiny: Path) -> None:

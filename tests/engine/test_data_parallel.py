@@ -165,7 +165,9 @@ def test_it_has_what_a_service_has():
     assert properties <= {name for name, _ in inspect.getmembers(DataParallel)}
 
 
-def test_children_share_the_threads_and_have_a_device_each():
+def test_children_share_the_threads_and_have_a_device_each(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
+
     def child(rank, **changes):
         return child_config(EngineConfig.from_flat({"data_parallel_size": 2, **changes}), rank)
 
@@ -175,6 +177,8 @@ def test_children_share_the_threads_and_have_a_device_each():
     assert [child(rank, device="npu:2").device.device for rank in (0, 1)] == ["npu:2", "npu:3"]
     assert child(1, device="sim:host").device.device == "sim:host"
     assert child(1, threads=5).device.threads == 5
+    monkeypatch.setattr("torch.get_num_threads", lambda: 64)  # of OMP_NUM_THREADS, say
+    assert child(1).device.threads == 3
     many = EngineConfig.from_flat({"data_parallel_size": 10_000})
     assert child_config(many, 0).device.threads == 1
     with pytest.raises(ConfigError, match="device='cuda,cpu' is not allowed: one device where"):

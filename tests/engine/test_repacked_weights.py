@@ -23,6 +23,8 @@ def run(folder: Path, **settings: Any) -> tuple[list[list[int]], list[Any], set[
     with LLM(str(folder), **{"dtype": "bfloat16", **settings}) as llm:
         found = llm.generate(PROMPTS, max_tokens=12, temperature=0, ignore_eos=True, logprobs=5)
         kinds = {type(module) for module in llm.service.runner.programs.model.modules()}
+        if "quantization" not in settings:
+            assert llm.service.repacked == bool({CodedLinear, CodedEmbedding} & kinds)
     return [r.token_ids for r in found], [r.logprobs for r in found], kinds
 
 
@@ -45,6 +47,7 @@ def test_int8_weights_are_laid_out_and_give_the_same(tmp_path: Path, scheme: str
     with LLM(str(folder), **settings) as llm:
         model = llm.service.runner.programs.model
         weights = [p for p in model.parameters() if p.dtype == torch.int8]
+        assert llm.service.repacked and llm.service.quantized == f"{scheme} with a head in {scheme}"
     assert {w.dim() for w in weights} == {3} and len(weights) == 4 * 3 + 1
 
 

@@ -121,6 +121,7 @@ def test_linears_that_lose_too_much_stay_dynamic_and_are_named(
         (["--scheme", "w8a8-static", "--calibration", "TEXTS", "--keep-dynamic", "re:("], "compiles"),
         (["--scheme", "w8a8-static", "--calibration", "TEXTS", "--percentile", "3"], "percentile=3.0"),
         (["--scheme", "w4"], "w8a8-dynamic"),
+        (["--scheme", "w8", "--threads", "99999"], "threads=99999 is not allowed: an integer of at least 1"),
         (["--scheme", "w8", "--asymmetric"], "asymmetric=True is not allowed: only with w8a8-static"),
         (["--scheme", "w8", "--keep-dynamic", "*.foo"], "keep_dynamic=['*.foo'] is not allowed: only with"),
         (["--scheme", "w8a8-dynamic", "--percentile", "99"], "percentile=99.0 is not allowed: only with"),

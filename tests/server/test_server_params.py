@@ -71,8 +71,16 @@ def test_logprobs_in_both_forms() -> None:
 
 def test_max_tokens_zero_only_scores_an_echoed_prompt() -> None:
     assert completion(max_tokens=0, echo=True).max_tokens == 1
-    with pytest.raises(RequestError, match="max_tokens=0"):
-        completion(max_tokens=0)
+    for asked in (0, -3):
+        with pytest.raises(
+            RequestError, match=f"max_tokens={asked} .*at least 1, or 0 with echo=true$"
+        ) as caught:
+            completion(max_tokens=asked)
+        assert caught.value.param == "max_tokens" and caught.value.code == "invalid_value"
+    with pytest.raises(RequestError, match=r"max_tokens=-3 .*at least 0, as echo=true$"):
+        completion(max_tokens=-3, echo=True)
+    with pytest.raises(RequestError, match=r"max_tokens=0 .*an integer of at least 1$"):
+        chat(max_tokens=0)
 
 
 def test_logit_bias_and_stop_tokens_are_ids_of_the_vocabulary() -> None:

@@ -97,8 +97,10 @@ def test_graphs_are_cut_at_sums_where_they_cannot_hold_them():
     assert fit_collectives(settings(), sim).compilation_config == CompilationConfig()
 
 
-def test_ranks_share_cores_or_have_a_device_each():
-    assert rank_config(settings(threads=3), "cpu", Shard(1, 2)).device.threads == 3
+def test_ranks_share_cores_or_have_a_device_each(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    assert rank_config(settings(), "cpu", Shard(1, 2)).device.threads == 3
+    assert rank_config(settings(threads=5), "cpu", Shard(1, 2)).device.threads == 5
     assert rank_config(settings(), "sim", Shard(1, 64)).device.threads == 1
     several = settings(device="cuda:2,cpu")
     assert rank_config(several, "cuda:2", Shard(3, 4)).device.device == "cuda:5,cpu"

@@ -310,6 +310,8 @@ def load_in_process(
         weight_bytes=shape.weight_bytes,
         dtype=shape.settled[0],
         quantization=shape.settled[1],
+        quantized=shape.quantized,
+        repacked=shape.repacked,
     )
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from piecework.config import EngineConfig
+from piecework.config.processors import usable_processors
 from piecework.devices.registry import numbered_device
 from piecework.errors import DeviceError
 from piecework.models.shard import Shard
@@ -163,8 +164,8 @@ def rank_config(config: EngineConfig, name: str, shard: Shard) -> EngineConfig:
     """
     device = config.device
     if collectives_of(name) == HOST:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return replace(config, device=replace(device, threads=device.threads or max(1, cores // shard.size)))
+        threads = device.threads or max(1, usable_processors() // shard.size)
+        return replace(config, device=replace(device, threads=threads))
     own = numbered_device(name, shard.rank)
     return replace(
         config,

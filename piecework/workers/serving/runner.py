@@ -22,6 +22,7 @@ class Shape:
     Attributes:
         settled: the settings `dtype` and `quantization` that make the same of it on another device.
         compilers: those that made the body's pieces.
+        quantized, repacked: see `Loaded`.
     """
 
     device: str
@@ -34,6 +35,8 @@ class Shape:
     page_size: int
     kv_bytes: int
     compilers: tuple[str, ...]
+    quantized: str
+    repacked: bool
 
     @classmethod
     def of(cls, loaded: Loaded) -> Shape:
@@ -50,6 +53,8 @@ class Shape:
             page_size=runner.cache.page_size,
             kv_bytes=runner.cache.nbytes,
             compilers=runner.compilers,
+            quantized=loaded.quantized,
+            repacked=loaded.repacked,
         )
 
 
