@@ -4,7 +4,7 @@
 // LANES rows of w are a panel. Blocks of it are transposed on their way to the registers, so that each lane has a
 // column of its own: nothing is added across lanes, and a value is summed in the order of K however many rows and
 // columns there are: a row of a batch gives what it gives alone. Few rows are multiplied with a block while it is
-// in registers; for many, panels are laid out anew in the cache.
+// in registers; for many, panels are laid out anew in the cache. Panels that lie so in memory: straight.h.
 #pragma once
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // Products of some rows with panels that lie in memory block by block, as they are multiplied: see panel.h.
 //
 // Each few rows read the blocks of a panel anew, part by part, so that a part comes from the first cache for all rows
-// but the first ones. The next part is asked for meanwhile, evenly, since memory delivers as slowly to those who wait
-// for it as to those who don't.
+// but the first ones. The next part is asked for meanwhile, evenly over all rows: the first ones alone would be done
+// before memory has delivered it.
 #pragma once
 
 #include "panel.h"
@@ -63,7 +63,8 @@ template <int M, int CACHE, typename P, typename W, typename Finish>
 void straight_rows(const Product<P, W>& p, int64_t each, int64_t from, int64_t to, const Finish& finish) {
   constexpr int64_t STEP = LANES * P::PER, BYTES = decltype(p.template panel<true>(0))::BLOCK_BYTES;
   constexpr int64_t AHEAD = AHEAD_BYTES / BYTES;
-  const int64_t blocks = (p.depth + STEP - 1) / STEP, parts = (blocks * BYTES + PART_BYTES - 1) / PART_BYTES;
+  const int64_t blocks = (p.depth + STEP - 1) / STEP;
+  const int64_t parts = std::max<int64_t>(1, (blocks * BYTES + PART_BYTES - 1) / PART_BYTES);
   const int64_t part = (blocks + parts - 1) / parts * STEP;
   const int64_t groups = (p.rows + each - 1) / each;
   const int64_t ahead = groups == 1 ? AHEAD : part / STEP * (groups - 1) / groups + AHEAD / 2;
@@ -88,6 +89,7 @@ void straight_rows(const Product<P, W>& p, int64_t each, int64_t from, int64_t t
   }
 }
 
+// At most STRAIGHT rows with the panels `from` to `to`.
 template <typename P, typename W, typename Finish>
 void straight_panels(const Product<P, W>& p, int64_t from, int64_t to, const Finish& finish) {
   const int64_t groups = (p.rows + AT_ONCE - 1) / AT_ONCE;
