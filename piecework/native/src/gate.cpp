@@ -40,6 +40,14 @@ void finish_row(const QuantizeCall& c, const float* row, int64_t r) {
     c.row_scale[r] = quantize_row(row, c.size, to);
 }
 
+// Of `parts` inputs for each output.
+template <typename T>
+void ask_row(const QuantizeCall& c, int64_t parts, int64_t r) {
+  const int64_t bytes = c.size * int64_t(c.scale || c.row_scale ? 1 : sizeof(T));
+  ask_for((const T*)c.x + r * c.stride, parts * c.size * int64_t(sizeof(T)));
+  ask_for<true>((char*)c.out + r * bytes, bytes);
+}
+
 constexpr int64_t GATE_COST = 4;  // of an element, in those of a copy
 
 }  // namespace
@@ -58,7 +66,7 @@ void piecework_silu_and_mul(const QuantizeCall* call) {
       float* row = scratch_row(c.size);
       gate_row(x, c.size, row);
       finish_row(c, row, r);
-    });
+    }, [c = *call](int64_t r) { ask_row<T>(c, 2, r); });
   });
 }
 
@@ -69,7 +77,7 @@ void piecework_quantize(const QuantizeCall* call) {
       float* row = scratch_row(c.size);
       widen_row((const T*)c.x + r * c.stride, c.size, row);
       finish_row(c, row, r);
-    });
+    }, [c = *call](int64_t r) { ask_row<T>(c, 1, r); });
   });
 }
 

@@ -20,10 +20,25 @@ struct NormCall {
   double eps;
 
   template <typename T>
+  const T* row_of(int64_t r) const {
+    return (const T*)x + (inner == 1 ? r * outer : r / inner * outer + r % inner * step);
+  }
+
+  template <typename T>
+  void ask(int64_t r) const {
+    const int64_t bytes = size * int64_t(sizeof(T)), out_bytes = scale || row_scale ? size : bytes;
+    ask_for(row_of<T>(r), bytes);
+    ask_for<true>((char*)out + r * out_bytes, out_bytes);
+    if (!residual) return;
+    ask_for((const char*)residual + r * bytes, bytes);
+    ask_for<true>((char*)total + r * bytes, bytes);
+  }
+
+  template <typename T>
   void run(int64_t r) const {
     float* row = scratch_row(size);
     const int64_t at = r * size;
-    const T* from = (const T*)x + (inner == 1 ? r * outer : r / inner * outer + r % inner * step);
+    const T* from = row_of<T>(r);
     const T* weights = (const T*)weight;
     const float inverse = residual ? fill_sum(from, (const T*)residual + at, size, float(eps), row)
                                    : fill_row(from, size, float(eps), row);
@@ -42,6 +57,8 @@ struct NormCall {
 extern "C" void piecework_rms_norm(const piecework::NormCall* call) {
   using namespace piecework;
   with_type(call->type, [=](auto t) {
-    for_rows(call->rows, 2 * call->size, [c = *call](int64_t r) { c.run<decltype(t)>(r); });
+    using T = decltype(t);
+    for_rows(call->rows, 2 * call->size, [c = *call](int64_t r) { c.run<T>(r); },
+             [c = *call](int64_t r) { c.ask<T>(r); });
   });
 }

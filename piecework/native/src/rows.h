@@ -13,22 +13,39 @@ namespace piecework {
 // Below this many elements waking a thread takes longer than the work.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
-// Not inlined, so that the work of a kernel is compiled once and not for each place that starts it.
-template <typename F>
-__attribute__((noinline)) void rows_between(int64_t from, int64_t to, F f) {
-  for (int64_t row = from; row < to; ++row) f(row);
+constexpr int64_t ROWS_AHEAD = 2;
+
+// Ask for memory that will be read soon, or written.
+template <bool WRITTEN = false>
+inline void ask_for(const void* from, int64_t bytes) {
+  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(static_cast<const char*>(from) + i, WRITTEN, 3);
 }
 
-// Calls f(row) for each row, on all threads where there is work for them; `cost`: of a row, in elements.
-template <typename F>
-inline void for_rows(int64_t rows, int64_t cost, F f) {
+// Not inlined, so that the work of a kernel is compiled once and not for each place that starts it.
+template <typename F, typename Ask>
+__attribute__((noinline)) void rows_between(int64_t from, int64_t to, F f, Ask ask) {
+  for (int64_t row = from; row < to; ++row) {
+    if (row + ROWS_AHEAD < to) ask(row + ROWS_AHEAD);
+    f(row);
+  }
+}
+
+// Calls f(row) for each row, on all threads where there is work for them; `cost`: of a row, in elements. ask(row) may
+// ask for a row's memory: what other threads made lies in their caches, and waiting for it can take longer than the work.
+template <typename F, typename Ask>
+inline void for_rows(int64_t rows, int64_t cost, F f, Ask ask) {
   if (rows == 1 || rows * cost < PARALLEL_ELEMENTS || omp_get_max_threads() == 1)
-    return rows_between(0, rows, f);
+    return rows_between(0, rows, f, ask);
 #pragma omp parallel
   {
     const int64_t t = omp_get_thread_num(), all = omp_get_num_threads();
-    rows_between(rows * t / all, rows * (t + 1) / all, f);
+    rows_between(rows * t / all, rows * (t + 1) / all, f, ask);
   }
+}
+
+template <typename F>
+inline void for_rows(int64_t rows, int64_t cost, F f) {
+  for_rows(rows, cost, f, [](int64_t) {});
 }
 
 constexpr int64_t WAKING_PRODUCTS = 1 << 16;  // below which other threads aren't woken
