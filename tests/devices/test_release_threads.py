@@ -32,7 +32,9 @@ def fall_to(count: int) -> bool:
 
 
 @pytest.fixture
-def three_threads() -> Iterator[None]:
+def three_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2}, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
