@@ -40,7 +40,7 @@ void finish_row(const QuantizeCall& c, const float* row, int64_t r) {
     c.row_scale[r] = quantize_row(row, c.size, to);
 }
 
-// Of `parts` inputs for each output.
+// Ask for row r, `parts` inputs for each output, and for where it goes.
 template <typename T>
 void ask_row(const QuantizeCall& c, int64_t parts, int64_t r) {
   const int64_t bytes = c.size * int64_t(c.scale || c.row_scale ? 1 : sizeof(T));

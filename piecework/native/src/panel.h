@@ -74,16 +74,15 @@ struct Rows {
   const char* at(int64_t column) const { return reinterpret_cast<const char*>(w + column * stride); }
 };
 
-enum { SECOND_CACHE = 2, FIRST_CACHE = 3 };  // how near __builtin_prefetch brings memory
+enum Near { SECOND_CACHE = 2, FIRST_CACHE = 3 };  // how near __builtin_prefetch brings memory
 
 // Memory that will be read next, and is asked for while there is work: `lines` cache lines at each step.
 struct Ahead {
   const char *from, *end;
   int lines;
 
-  template <int CACHE = SECOND_CACHE>
   void fetch() {
-    for (int i = 0; i < lines; ++i, from += 64) __builtin_prefetch(from, 0, CACHE);
+    for (int i = 0; i < lines; ++i, from += 64) __builtin_prefetch(from, 0, SECOND_CACHE);
   }
 };
 
@@ -223,13 +222,20 @@ inline const float* numbers(const floats* sums) { return reinterpret_cast<const 
 inline const int32_t* numbers(const ints* sums) { return reinterpret_cast<const int32_t*>(sums); }
 
 // Calls finish(row, first column, columns, sums), or with how far the sums of the row before lie from these as well:
-// rows that belong together in pairs are never apart.
+// rows that belong together in pairs are never apart. Mostly all columns are there: a number that callers know, so
+// that what is done with them has no loops.
 template <typename Finish, typename Sum>
 inline void give(const Finish& finish, int64_t row, int64_t first, int64_t columns, const Sum* sums, int64_t apart) {
-  if constexpr (std::is_invocable_v<Finish, int64_t, int64_t, int64_t, const Sum*, int64_t>)
-    finish(row, first, columns, sums, apart);
+  const auto call = [&](int64_t count) PIECEWORK_INLINED {
+    if constexpr (std::is_invocable_v<Finish, int64_t, int64_t, int64_t, const Sum*, int64_t>)
+      finish(row, first, count, sums, apart);
+    else
+      finish(row, first, count, sums);
+  };
+  if (__builtin_expect(columns == apart, 1))
+    call(apart);
   else
-    finish(row, first, columns, sums);
+    call(columns);
 }
 
 // All rows with N panels from column `first` on.

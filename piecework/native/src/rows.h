@@ -13,7 +13,7 @@ namespace piecework {
 // Below this many elements waking a thread takes longer than the work.
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 15;
 
-constexpr int64_t ROWS_AHEAD = 2;
+constexpr int64_t ROWS_AHEAD = 2;  // of the one at work, that are asked for
 
 // Ask for memory that will be read soon, or written.
 template <bool WRITTEN = false>

@@ -15,7 +15,7 @@ constexpr int64_t PART_BYTES = 14 << 10;   // of a panel, at most: two of them a
 constexpr int64_t AHEAD_BYTES = 6 << 10;   // how far ahead of a block memory is asked for
 
 // The next part, of which a block is asked for at each turn: one of `every` blocks that are multiplied.
-template <int64_t BYTES, int CACHE>
+template <int64_t BYTES, Near CACHE>
 struct NextPart {
   const char* from;
   int64_t every, left;
@@ -59,7 +59,7 @@ __attribute__((noinline)) void add_part(const Product<P, W>& p, int64_t top, con
 }
 
 // All rows, `each` at a time, at most M, with the panels `from` to `to`.
-template <int M, int CACHE, typename P, typename W, typename Finish>
+template <int M, Near CACHE, typename P, typename W, typename Finish>
 void straight_rows(const Product<P, W>& p, int64_t each, int64_t from, int64_t to, const Finish& finish) {
   constexpr int64_t STEP = LANES * P::PER, BYTES = decltype(p.template panel<true>(0))::BLOCK_BYTES;
   constexpr int64_t AHEAD = AHEAD_BYTES / BYTES;
@@ -82,10 +82,7 @@ void straight_rows(const Product<P, W>& p, int64_t each, int64_t from, int64_t t
     const int64_t count = std::min<int64_t>(LANES, p.columns - from * LANES);
     for (int64_t g = 0; g < groups; ++g)
       for (int64_t m = 0; m < std::min(each, p.rows - g * each); ++m)
-        if (__builtin_expect(count == LANES, 1))
-          give(finish, g * each + m, from * LANES, LANES, numbers(sums[g] + m), LANES);  // a known number: no loops
-        else
-          give(finish, g * each + m, from * LANES, count, numbers(sums[g] + m), LANES);
+        give(finish, g * each + m, from * LANES, count, numbers(sums[g] + m), LANES);
   }
 }
 
